@@ -1,0 +1,203 @@
+"""Feature definitions: an aggregation, an optional row filter, and what it runs over.
+
+``count(where="event_type == 'click'").over("5m")`` is a definition alone; ``streams.windowing`` computes it.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+
+from schemas.errors import ConfigError
+from schemas.time import parse_duration_us
+
+
+@dataclass(frozen=True, kw_only=True)
+class Feature:
+    """One feature of a view.
+
+    Attributes:
+        function: Name of the aggregation, a key of :data:`FUNCTIONS`.
+        column: Event column it reads; None for ``count``, ``rate`` and ``time_since_last``.
+        where: Row filter in the expression language of :mod:`schemas.expression`, None for all rows.
+        parameters: Further parameters of the aggregation, e.g. ``(("q", 0.99),)``.
+        size_us: Size of the window; None where it has none.
+        last: N of a last-N feature (the N newest rows that pass ``where``); None otherwise.
+        lifetime: Whether it runs over all rows of the key.
+    """
+
+    function: str
+    column: str | None = None
+    where: str | None = None
+    parameters: tuple[tuple[str, Any], ...] = ()
+    size_us: int | None = None
+    last: int | None = None
+    lifetime: bool = False
+
+    @property
+    def is_windowed(self) -> bool:
+        """Whether the feature has a window of its own (or, in a session view, the session)."""
+        return self.last is None and not self.lifetime and self.function != "from_event"
+
+    def result_type(self, schema: pa.Schema) -> pa.DataType:
+        """Arrow type of the feature, given the contract's columns."""
+        input_type = None if self.column is None else schema.field(self.column).type
+        return FUNCTIONS[self.function].result_type(input_type)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Aggregation:
+    """An aggregation that still needs to be told what to run over."""
+
+    function: str
+    column: str | None = None
+    where: str | None = None
+    parameters: tuple[tuple[str, Any], ...] = ()
+
+    def over(self, size: str | None = None, *, last: int | None = None, lifetime: bool = False) -> Feature:
+        """Say what the aggregation runs over: a window size, the last N rows, or all rows of the key.
+
+        In a session view windowed features are written without ``over``: the session is their window.
+
+        Raises:
+            ConfigError: None or several were given, or a value is out of range.
+        """
+        if (size is not None) + (last is not None) + lifetime != 1:
+            msg = "`over` takes exactly one of a size such as '5m', `last=N`, or `lifetime=True`"
+            raise ConfigError(msg)
+        if last is not None and (not isinstance(last, int) or last < 1):
+            msg = f"`last` is {last!r}, expected a whole number of rows of 1 or more"
+            raise ConfigError(msg)
+        size_us = None if size is None else parse_duration_us(size, field="over")
+        if size_us == 0:
+            msg = "`over` is '0s', expected a window size of more than 0"
+            raise ConfigError(msg)
+        return self.as_feature(size_us=size_us, last=last, lifetime=lifetime)
+
+    def as_feature(self, *, size_us: int | None = None, last: int | None = None, lifetime: bool = False) -> Feature:
+        """Make the feature, without checks."""
+        return Feature(
+            function=self.function,
+            column=self.column,
+            where=self.where,
+            parameters=self.parameters,
+            size_us=size_us,
+            last=last,
+            lifetime=lifetime,
+        )
+
+
+def _fixed(arrow: pa.DataType) -> Callable[[pa.DataType | None], pa.DataType]:
+    return lambda _: arrow
+
+
+def _same(arrow: pa.DataType | None) -> pa.DataType:
+    if arrow is None:
+        msg = "this aggregation needs a column"
+        raise ConfigError(msg)
+    return arrow
+
+
+def _summed(arrow: pa.DataType | None) -> pa.DataType:
+    return pa.int64() if pa.types.is_integer(_same(arrow)) else pa.float64()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Function:
+    """What is known of an aggregation before any row is seen.
+
+    Attributes:
+        result_type: Arrow type of the result, from that of the input column.
+        needs: ``"number"``, ``"orderable"`` (numbers, text), ``"category"`` (text, integers, booleans), ``"any"``, or
+            None when it reads no column.
+    """
+
+    result_type: Callable[[pa.DataType | None], pa.DataType]
+    needs: str | None
+
+
+FUNCTIONS: Final[dict[str, Function]] = {
+    "count": Function(result_type=_fixed(pa.int64()), needs=None),
+    "sum": Function(result_type=_summed, needs="number"),
+    "mean": Function(result_type=_fixed(pa.float64()), needs="number"),
+    "min": Function(result_type=_same, needs="orderable"),
+    "max": Function(result_type=_same, needs="orderable"),
+    "variance": Function(result_type=_fixed(pa.float64()), needs="number"),
+    "stddev": Function(result_type=_fixed(pa.float64()), needs="number"),
+    "first": Function(result_type=_same, needs="any"),
+    "last": Function(result_type=_same, needs="any"),
+    "last_n": Function(result_type=lambda arrow: pa.list_(_same(arrow)), needs="any"),
+    "distinct": Function(result_type=_fixed(pa.int64()), needs="category"),
+    "entropy": Function(result_type=_fixed(pa.float64()), needs="category"),
+    "from_event": Function(result_type=_same, needs="any"),
+}
+"""Every aggregation there is. ``variance`` and ``stddev`` are of the population; ``entropy`` is in bits."""
+
+
+def count(*, where: str | None = None) -> Aggregation:
+    """Count rows."""
+    return Aggregation(function="count", where=where)
+
+
+def sum_(column: str, *, where: str | None = None) -> Aggregation:
+    """Sum a numeric column: integers to int64 (overflow is a dead letter), else float64."""
+    return Aggregation(function="sum", column=column, where=where)
+
+
+def mean(column: str, *, where: str | None = None) -> Aggregation:
+    """Average a numeric column."""
+    return Aggregation(function="mean", column=column, where=where)
+
+
+def min_(column: str, *, where: str | None = None) -> Aggregation:
+    """Take the smallest value."""
+    return Aggregation(function="min", column=column, where=where)
+
+
+def max_(column: str, *, where: str | None = None) -> Aggregation:
+    """Take the largest value."""
+    return Aggregation(function="max", column=column, where=where)
+
+
+def variance(column: str, *, where: str | None = None) -> Aggregation:
+    """Population variance of a numeric column."""
+    return Aggregation(function="variance", column=column, where=where)
+
+
+def stddev(column: str, *, where: str | None = None) -> Aggregation:
+    """Population standard deviation of a numeric column."""
+    return Aggregation(function="stddev", column=column, where=where)
+
+
+def first(column: str, *, where: str | None = None) -> Aggregation:
+    """Value of the oldest row by (event time, offset) that is not null."""
+    return Aggregation(function="first", column=column, where=where)
+
+
+def last(column: str, *, where: str | None = None) -> Aggregation:
+    """Value of the newest row by (event time, offset) that is not null."""
+    return Aggregation(function="last", column=column, where=where)
+
+
+def last_n(column: str, *, where: str | None = None) -> Aggregation:
+    """Values of the newest rows, oldest first; say how many with ``.over(last=N)``."""
+    return Aggregation(function="last_n", column=column, where=where)
+
+
+def distinct(column: str, *, where: str | None = None) -> Aggregation:
+    """Exact number of distinct values."""
+    return Aggregation(function="distinct", column=column, where=where)
+
+
+def entropy(column: str, *, where: str | None = None) -> Aggregation:
+    """Shannon entropy of a category's values, in bits."""
+    return Aggregation(function="entropy", column=column, where=where)
+
+
+def from_event(column: str) -> Feature:
+    """Value of the event that made an as-of row; null in closing panes.
+
+    It carries what a model needs of the triggering event itself beside the aggregates.
+    """
+    return Feature(function="from_event", column=column)

@@ -1,0 +1,229 @@
+"""A feature view: features of one entity, from one source, under one version."""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, asdict, dataclass
+from functools import cached_property
+from typing import Final
+
+import pyarrow as pa
+
+from schemas.aggregation import FUNCTIONS, Aggregation, Feature
+from schemas.entity import Entity
+from schemas.errors import ConfigError
+from schemas.expression import parse_expression
+from schemas.row import CONTEXT_COLUMNS, ENGINE_COLUMNS, TIMESTAMP
+from schemas.source import EventSource
+from schemas.time import format_duration, parse_duration_us, parse_rfc3339_us
+
+EMIT_MODES: Final = ("on_close", "every_event", "latest")
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
+
+
+@dataclass(frozen=True)
+class FeatureView:
+    """Features of one entity that share a slide (or a session gap), a version and an owner.
+
+    Attributes:
+        name: Lower-case name; topics, tables and keys carry it.
+        version: 1 or more; goes up when the definition changes.
+        entity: What the features describe.
+        source: Where the events come from, keyed by the entity.
+        slide: Distance of window ends, for a sliding view. A feature whose size equals it is tumbling.
+        gap: Inactivity that ends a session, for a session view.
+        allowed_lateness: How far the watermark may pass a window's end before the window is gone.
+        align_to: A window end, RFC 3339; default the epoch.
+        state_ttl: Event time after a key's last event for which last-N and lifetime state is kept.
+        emit: ``latest``, ``every_event`` or ``on_close`` (design: emit modes).
+        ttl: Age after which a value read online is stale; None means never.
+        owner: Who answers for it.
+        features: Definitions by feature name.
+    """
+
+    name: str
+    _: KW_ONLY
+    version: int
+    entity: Entity
+    source: EventSource
+    features: Mapping[str, Feature | Aggregation]
+    slide: str | None = None
+    gap: str | None = None
+    allowed_lateness: str = "0s"
+    align_to: str = "1970-01-01T00:00:00Z"
+    state_ttl: str = "30d"
+    emit: str = "latest"
+    ttl: str | None = None
+    owner: str = ""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
+            msg = f"`FeatureView` name is {self.name!r}, expected lower-case letters, digits and _ such as 'user_activity'"
+            raise ConfigError(msg)
+        if not isinstance(self.version, int) or self.version < 1:
+            msg = f"view {self.name}: `version` is {self.version!r}, expected a whole number of 1 or more"
+            raise ConfigError(msg)
+        if (self.slide is None) == (self.gap is None):
+            msg = f"view {self.name}: expected exactly one of `slide` (sliding windows) and `gap` (sessions)"
+            raise ConfigError(msg)
+        if self.emit not in EMIT_MODES:
+            msg = f"view {self.name}: `emit` is {self.emit!r}, expected one of {list(EMIT_MODES)}"
+            raise ConfigError(msg)
+        for field in ("slide", "gap", "state_ttl", "allowed_lateness", "ttl"):
+            text = getattr(self, field)
+            if text is not None and parse_duration_us(text, field=field) == 0 and field != "allowed_lateness":
+                msg = f"view {self.name}: `{field}` is {text}, expected more than 0"
+                raise ConfigError(msg)
+        try:
+            parse_rfc3339_us(self.align_to)
+        except ValueError as exc:
+            msg = f"view {self.name}: `align_to` is {self.align_to!r}, expected RFC 3339 such as '2013-01-01T00:00:00Z'"
+            raise ConfigError(msg) from exc
+        if self.entity.key not in self.source.schema.fields:
+            msg = (
+                f"view {self.name}: entity key {self.entity.key!r} is no field of {self.source.contract}, "
+                f"expected one of {list(self.source.schema.fields)}"
+            )
+            raise ConfigError(msg)
+        if not self.features:
+            msg = f"view {self.name}: `features` is empty, expected at least one feature"
+            raise ConfigError(msg)
+        completed = {name: self._complete(name, feature) for name, feature in self.features.items()}
+        object.__setattr__(self, "features", completed)
+
+    def _complete(self, name: str, feature: Feature | Aggregation) -> Feature:
+        where = f"view {self.name}, feature {name!r}"
+        reserved = {*ENGINE_COLUMNS.names, *CONTEXT_COLUMNS.names, "window_start", self.entity.key}
+        if not _NAME.fullmatch(name) or name in reserved:
+            msg = f"{where}: expected a lower-case name that is not one of {sorted(reserved)}"
+            raise ConfigError(msg)
+        if isinstance(feature, Aggregation):
+            if self.gap is None:
+                msg = f"{where}: {feature.function} has no window, expected `.over('5m')`, `.over(last=N)` or `.over(lifetime=True)`"
+                raise ConfigError(msg)
+            feature = feature.as_feature()
+        if not isinstance(feature, Feature):
+            msg = f"{where} is a {type(feature).__name__}, expected a feature such as count().over('5m')"
+            raise ConfigError(msg)
+        if self.gap is not None and feature.size_us is not None:
+            msg = f"{where} has a window size in a session view, expected no `over` (the session is its window); put it into a sliding view"
+            raise ConfigError(msg)
+        if (function := FUNCTIONS.get(feature.function)) is None:
+            msg = f"{where}: aggregation {feature.function!r} is unknown, expected one of {sorted(FUNCTIONS)}"
+            raise ConfigError(msg)
+        columns = self.source.schema.arrow_schema
+        if feature.column is not None and feature.column not in columns.names:
+            msg = f"{where}: column {feature.column!r} is no field of {self.source.contract}, expected one of {columns.names}"
+            raise ConfigError(msg)
+        if feature.column is not None and not _accepts(function.needs, columns.field(feature.column).type):
+            msg = (
+                f"{where}: {feature.function} needs a {function.needs} column, but {feature.column!r} is "
+                f"{columns.field(feature.column).type}"
+            )
+            raise ConfigError(msg)
+        if feature.function == "last_n" and feature.last is None:
+            msg = f"{where}: last_n runs over the newest rows, expected `.over(last=N)`"
+            raise ConfigError(msg)
+        if feature.where is not None:
+            parse_expression(feature.where, columns=columns, where=where)
+        return feature
+
+    @property
+    def definitions(self) -> dict[str, Feature]:
+        """The features by name, completed and checked."""
+        return dict(self.features)  # type: ignore[arg-type]  # __post_init__ completed each of them
+
+    @property
+    def slide_us(self) -> int | None:
+        """Slide in microseconds, None for a session view."""
+        return None if self.slide is None else parse_duration_us(self.slide, field="slide")
+
+    @property
+    def gap_us(self) -> int | None:
+        """Session gap in microseconds, None for a sliding view."""
+        return None if self.gap is None else parse_duration_us(self.gap, field="gap")
+
+    @property
+    def allowed_lateness_us(self) -> int:
+        """Allowed lateness in microseconds."""
+        return parse_duration_us(self.allowed_lateness, field="allowed_lateness")
+
+    @property
+    def state_ttl_us(self) -> int:
+        """Time to live of windowless state, in microseconds of event time."""
+        return parse_duration_us(self.state_ttl, field="state_ttl")
+
+    @property
+    def ttl_us(self) -> int | None:
+        """Age after which an online value is stale, in microseconds; None means never."""
+        return None if self.ttl is None else parse_duration_us(self.ttl, field="ttl")
+
+    @property
+    def align_to_us(self) -> int:
+        """A window end that all others are whole slides away from."""
+        return parse_rfc3339_us(self.align_to)
+
+    @property
+    def feature_schema(self) -> pa.Schema:
+        """Entity key and feature columns."""
+        columns = self.source.schema.arrow_schema
+        return pa.schema(
+            [
+                columns.field(self.entity.key),
+                *(pa.field(name, feature.result_type(columns)) for name, feature in self.definitions.items()),
+            ]
+        )
+
+    @cached_property
+    def engine_schema(self) -> pa.Schema:
+        """Columns of the rows that the engine makes."""
+        window_start = [] if self.gap is None else [pa.field("window_start", TIMESTAMP)]
+        return pa.schema([*self.feature_schema, *ENGINE_COLUMNS, *window_start])
+
+    @cached_property
+    def row_schema(self) -> pa.Schema:
+        """Columns of a feature row on its topic and in Delta."""
+        return pa.schema([*self.engine_schema, *CONTEXT_COLUMNS])
+
+    @cached_property
+    def definition_hash(self) -> str:
+        """Stable hash of the definition alone: 16 hexadecimal digits of SHA-256 over its canonical JSON.
+
+        Version, owner and read-time TTL are not part of it: they do not change what is computed.
+        """
+        definition = {
+            "entity": asdict(self.entity),
+            "source": {**asdict(self.source), "fields": self.source.schema.document["properties"]},
+            "windows": [self.slide_us, self.gap_us, self.allowed_lateness_us, self.align_to_us, self.state_ttl_us],
+            "emit": self.emit,
+            "features": {name: asdict(feature) for name, feature in self.definitions.items()},
+        }
+        canonical = json.dumps(definition, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+
+    @property
+    def topic(self) -> str:
+        """Topic that the feature rows go to."""
+        return f"features.{self.name}"
+
+    def describe_windows(self) -> str:
+        """Say the view's windows in one line."""
+        if self.gap is not None:
+            return f"session, gap {self.gap}"
+        sizes = sorted({f.size_us for f in self.definitions.values() if f.size_us is not None})
+        return f"sliding {', '.join(format_duration(size) for size in sizes) or 'none'} every {self.slide}"
+
+
+def _accepts(needs: str | None, arrow: pa.DataType) -> bool:
+    is_number = pa.types.is_integer(arrow) or pa.types.is_floating(arrow)
+    is_text = pa.types.is_string(arrow)
+    match needs:
+        case "number":
+            return is_number
+        case "orderable":
+            return is_number or is_text
+        case "category":
+            return is_text or pa.types.is_integer(arrow) or pa.types.is_boolean(arrow)
+        case _:
+            return needs == "any"
