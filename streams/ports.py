@@ -1,0 +1,61 @@
+"""Ports: what the pipeline asks of the services around it. Adapters implement them, tests fake them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from schemas.view import FeatureView
+
+
+class OnlineReader(Protocol):
+    """Reads the newest feature rows of entities from the online store."""
+
+    async def read_many(self, requests: Sequence[tuple[FeatureView, Sequence[Any]]], /) -> Sequence[pa.Table]:
+        """Read several views for several entity keys in one round trip.
+
+        Args:
+            requests: Views, each with the entity keys to read, in any order and with no null among them.
+
+        Returns:
+            One table per request, row *i* for its key *i*: at least the view's feature columns and ``event_time``
+            (null in all of them where the store has no row of exactly this view version and definition).
+
+        Raises:
+            SinkUnavailableError: The store does not answer; the read may be tried again.
+        """
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inference:
+    """What a model server answered for a feature matrix.
+
+    Attributes:
+        outputs: ``(n_rows, width)`` arrays by tensor name; rows in ``rejected`` hold zeros.
+        rejected: Rows whose answer had the wrong shape or type, each range with what was wrong.
+    """
+
+    outputs: Mapping[str, NDArray[Any]]
+    rejected: Sequence[tuple[range, str]] = field(default=())
+
+
+class ModelServer(Protocol):
+    """Runs one version of one model."""
+
+    async def infer(self, features: NDArray[np.float32], *, timeout_s: float) -> Inference:
+        """Score a ``(n_rows, n_features)`` matrix; NaN is a missing value. Safe to repeat.
+
+        Raises:
+            InferenceUnavailableError: The server or the model is not there; may be tried again.
+            InferenceTimeoutError: No answer within ``timeout_s``; may be tried again.
+            TensorMismatchError: The server refuses the matrix; trying again cannot help.
+        """
+        ...
+
+    async def recover(self) -> None:
+        """Bring back a model that fails although its server answers; does nothing more than try."""
+        ...
