@@ -1,0 +1,1 @@
+"""State of the engines outside the process: snapshots on a changelog topic."""

@@ -1,0 +1,1 @@
+"""Columnar Faust transport on librdkafka, and epochs: one Kafka transaction per commit."""

@@ -1,0 +1,62 @@
+"""Columns of raw Kafka records: what the transport delivers and the pipeline decodes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Headers = list[tuple[str, bytes]] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RawBatch:
+    """Consecutive records of one topic partition, as columns of equal length, in offset order.
+
+    Attributes:
+        topic: Topic the records came from.
+        partition: Partition the records came from.
+        offsets: ``(n_rows,)`` int64, rising; gaps are possible (compaction, transaction markers).
+        broker_time_us: ``(n_rows,)`` int64, Kafka's record timestamps in microseconds.
+        keys: Record keys.
+        values: Payloads; None is a tombstone.
+        headers: Record headers.
+        next_offset: Where to go on reading after this batch.
+        size_bytes: Bytes of keys and values together.
+    """
+
+    topic: str
+    partition: int
+    offsets: NDArray[np.int64]
+    broker_time_us: NDArray[np.int64]
+    keys: Sequence[bytes | None]
+    values: Sequence[bytes | None]
+    headers: Sequence[Headers]
+    next_offset: int
+    size_bytes: int
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    def split_at(self, offset: int) -> "tuple[RawBatch | None, RawBatch | None]":
+        """Split into the records before ``offset`` and those from it on; an empty side is None."""
+        at = int(np.searchsorted(self.offsets, offset))
+        if at == 0:
+            return None, self
+        if at == len(self):
+            return self, None
+        return self._slice(slice(0, at), next_offset=offset), self._slice(slice(at, None), next_offset=self.next_offset)
+
+    def _slice(self, rows: slice, *, next_offset: int) -> "RawBatch":
+        keys, values = self.keys[rows], self.values[rows]
+        return RawBatch(
+            topic=self.topic,
+            partition=self.partition,
+            offsets=self.offsets[rows],
+            broker_time_us=self.broker_time_us[rows],
+            keys=keys,
+            values=values,
+            headers=self.headers[rows],
+            next_offset=next_offset,
+            size_bytes=sum(len(part) for column in (keys, values) for part in column if part is not None),
+        )

@@ -1,0 +1,188 @@
+"""Raw JSON payloads to the columns of their contract.
+
+The whole batch goes through Arrow's JSON reader with the contract's schema, and its rules are checked on columns. Only when
+the reader refuses the batch are rows decoded one by one, so that one bad row costs one dead letter. Whether a single row
+passes is always decided by the JSON Schema validator: columns only pick the rows that it must look at.
+"""
+
+import io
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json
+
+from schemas.contract import Contract
+from schemas.row import INPUT_COLUMNS, REJECTED_COLUMNS, Reason
+from streams.batch import RawBatch
+
+REQUEST_ID_HEADER = "request_id"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodedBatch:
+    """Columns of the rows that pass the contract, and the rows that do not.
+
+    Attributes:
+        rows: The contract's columns and :data:`schemas.row.INPUT_COLUMNS`, in offset order.
+        rejected: :data:`schemas.row.REJECTED_COLUMNS`, in offset order.
+    """
+
+    rows: pa.Table
+    rejected: pa.Table
+
+
+def decode(batch: RawBatch, contract: Contract) -> DecodedBatch:
+    """Decode and validate one raw batch."""
+    rejected: list[dict[str, Any]] = []
+    columns = _decode_batch(batch, contract)
+    if columns is None:
+        documents, kept = [], []
+        for position in range(len(batch)):
+            document = _decode_row(batch, position, contract, rejected)
+            if document is not None:
+                documents.append(document)
+                kept.append(position)
+        columns = pa.Table.from_pylist(documents, schema=contract.arrow_schema)
+        positions = pa.array(kept, pa.int64())
+    else:
+        positions = pa.array(range(len(batch)), pa.int64())
+        if (suspects := _suspect_rows(columns, contract)) is not None:
+            for position in pc.indices_nonzero(suspects).to_pylist():
+                _decode_row(batch, position, contract, rejected)
+            bad = pa.array([reject["_offset"] for reject in rejected], pa.int64())
+            is_good = pc.invert(pc.is_in(pa.array(batch.offsets), value_set=bad))
+            columns, positions = columns.filter(is_good), positions.filter(is_good)
+    return DecodedBatch(
+        rows=_with_input_columns(columns, batch=batch, positions=positions),
+        rejected=pa.Table.from_pylist(rejected, schema=REJECTED_COLUMNS),
+    )
+
+
+def _decode_batch(batch: RawBatch, contract: Contract) -> pa.Table | None:
+    """Read all payloads at once; None when that cannot be done faithfully."""
+    if any(value is None or not value.startswith(b"{") or b"\n" in value for value in batch.values):
+        return None
+    options = pyarrow.json.ParseOptions(explicit_schema=contract.arrow_schema, unexpected_field_behavior="ignore")
+    payload = b"\n".join(value for value in batch.values if value is not None)
+    try:
+        # One block for the whole batch: Arrow splits blocks at newlines, and a row must not be longer than one.
+        columns = pyarrow.json.read_json(
+            io.BytesIO(payload),
+            read_options=pyarrow.json.ReadOptions(use_threads=False, block_size=max(len(payload) + 1, 1 << 20)),
+            parse_options=options,
+        )
+    except pa.ArrowInvalid:
+        return None
+    return columns if columns.num_rows == len(batch) else None
+
+
+def _suspect_rows(columns: pa.Table, contract: Contract) -> pa.ChunkedArray | None:
+    """Rows that break a rule, or where a null may be an absent field or a forbidden null; None when there are none."""
+    suspects = None
+    for name, field in contract.fields.items():
+        column = columns.column(name)
+        checks = []
+        if column.null_count and (name in contract.required or not contract.is_nullable(name)):
+            checks.append(pc.is_null(column))
+        checks.extend(_broken_rules(column, field))
+        for check in checks:
+            found = pc.fill_null(check, False)
+            suspects = found if suspects is None else pc.or_(suspects, found)
+    return suspects if suspects is not None and pc.any(suspects).as_py() else None
+
+
+def _broken_rules(column: pa.ChunkedArray, field: dict[str, Any]) -> list[pa.ChunkedArray]:
+    broken = []
+    for keyword, compare in (
+        ("minimum", pc.less),
+        ("maximum", pc.greater),
+        ("exclusiveMinimum", pc.less_equal),
+        ("exclusiveMaximum", pc.greater_equal),
+    ):
+        if keyword in field:
+            broken.append(compare(column, field[keyword]))
+    if "enum" in field:
+        allowed = pa.array([value for value in field["enum"] if value is not None], column.type)
+        broken.append(pc.and_(pc.is_valid(column), pc.invert(pc.is_in(column, value_set=allowed))))
+    if "minLength" in field:
+        broken.append(pc.less(pc.utf8_length(column), field["minLength"]))
+    if "maxLength" in field:
+        broken.append(pc.greater(pc.utf8_length(column), field["maxLength"]))
+    if "pattern" in field:
+        broken.append(pc.invert(pc.match_substring_regex(column, field["pattern"])))
+    return broken
+
+
+def _decode_row(
+    batch: RawBatch, position: int, contract: Contract, rejected: list[dict[str, Any]]
+) -> dict[str, Any] | None:
+    """Decode one row by the validator's word; a row that does not pass is added to ``rejected``."""
+    value = batch.values[position]
+    try:
+        document = orjson.loads(value) if value is not None else None
+    except orjson.JSONDecodeError as exc:
+        detail = f"the payload is no JSON: {exc}; expected an object as in {contract.reference}"
+        rejected.append(_reject(batch, position, Reason.DECODE_ERROR, detail))
+        return None
+    if value is None:
+        detail = f"the payload is empty (a tombstone), expected an object as in {contract.reference}"
+        rejected.append(_reject(batch, position, Reason.DECODE_ERROR, detail))
+        return None
+    error = next(iter(sorted(contract.validator.iter_errors(document), key=str)), None)
+    if error is None and (overflow := _out_of_int64(document, contract)) is not None:
+        rejected.append(_reject(batch, position, Reason.SCHEMA_VIOLATION, overflow))
+        return None
+    if error is not None:
+        detail = f"{error.json_path}: {error.message[:500]} (contract {contract.reference})"
+        rejected.append(_reject(batch, position, Reason.SCHEMA_VIOLATION, detail))
+        return None
+    return {name: _coerce(document.get(name), field) for name, field in contract.fields.items()}
+
+
+def _coerce(value: Any, field: dict[str, Any]) -> Any:
+    # JSON Schema counts 5.0 as an integer and 5 as a number; Arrow wants the column's own type.
+    types = field.get("type", [])
+    names = {types} if isinstance(types, str) else set(types)
+    if isinstance(value, bool) or value is None:
+        return value
+    if "integer" in names and isinstance(value, float):
+        return int(value)
+    if "number" in names and isinstance(value, int):
+        return float(value)
+    return value
+
+
+def _out_of_int64(document: dict[str, Any], contract: Contract) -> str | None:
+    for name in contract.fields:
+        value = document.get(name)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            column = contract.arrow_schema.field(name).type
+            if pa.types.is_integer(column) and not -(2**63) <= value < 2**63:
+                return f"$.{name}: {value} does not fit 64 bits, expected {-(2**63)} to {2**63 - 1}"
+    return None
+
+
+def _reject(batch: RawBatch, position: int, reason: Reason, detail: str) -> dict[str, Any]:
+    return {"_offset": int(batch.offsets[position]), "reason": reason.value, "detail": detail, "late_by_us": None}
+
+
+def _with_input_columns(columns: pa.Table, *, batch: RawBatch, positions: pa.Array) -> pa.Table:
+    request_ids = [_request_id(headers) for headers in batch.headers]
+    values = (
+        pa.array(batch.offsets, pa.int64()).take(positions),
+        pa.array(batch.broker_time_us, pa.int64()).take(positions),
+        pa.array(request_ids, pa.string()).take(positions),
+    )
+    for field, column in zip(INPUT_COLUMNS, values, strict=True):
+        columns = columns.append_column(field, column)
+    return columns
+
+
+def _request_id(headers: list[tuple[str, bytes]] | None) -> str | None:
+    for name, value in headers or ():
+        if name == REQUEST_ID_HEADER and value is not None:
+            return value.decode("utf-8", "replace")
+    return None

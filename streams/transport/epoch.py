@@ -1,0 +1,161 @@
+"""Epochs: one Kafka transaction per commit, with everything a worker wrote since the last one.
+
+The order of a commit, step by step; a crash between any two leaves the whole epoch undone, and it is made again:
+
+1. rows, dead letters and state written since the last commit are in the open transaction (:meth:`Epoch.write_rows`,
+   :meth:`Epoch.write`);
+2. ``before_commit`` adds what belongs to the commit itself (state snapshots);
+3. the input offsets go into the transaction, fenced by the consumer group's generation;
+4. the transaction commits: from here on readers of committed data see all of it;
+5. the consumer takes the offsets for committed.
+
+Source: KIP-98 (transactions) and KIP-447 (fencing by consumer group metadata).
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final
+
+from confluent_kafka import KafkaException, Producer, TopicPartition
+
+from schemas.errors import SinkError
+
+TRANSACTION_TIMEOUT_S: Final = 20.0
+_CHUNK = 10_000
+_ANY_PARTITION = -1
+
+
+class Epoch:
+    """The open transaction of one worker.
+
+    Args:
+        config: librdkafka configuration of the producer (``bootstrap.servers`` and the like).
+        transactional_id: Stable name of this worker; a new start under it aborts what a killed one left open.
+        group_metadata: Returns the consumer's group metadata as of the last assignment.
+        before_commit: Called inside the commit with the offsets, may write to the transaction.
+    """
+
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        *,
+        transactional_id: str,
+        group_metadata: Callable[[], Any],
+        before_commit: Callable[[Mapping[tuple[str, int], int]], Awaitable[None]] | None = None,
+    ) -> None:
+        self._producer = Producer(
+            {
+                "transactional.id": transactional_id,
+                "transaction.timeout.ms": int(TRANSACTION_TIMEOUT_S * 1000),
+                "partitioner": "murmur2_random",
+                "compression.type": "lz4",
+                "linger.ms": 5,
+                "queue.buffering.max.messages": 1_000_000,
+                "queue.buffering.max.kbytes": 512 * 1024,
+                **config,
+            }
+        )
+        self._group_metadata = group_metadata
+        self._before_commit = before_commit
+        self._is_open = False
+        self.number = 0
+        """Identifies the open epoch: the time it began, in microseconds; rises within a worker."""
+
+    async def start(self) -> None:
+        """Register the transactional id, which aborts what an earlier worker of that name left open.
+
+        Raises:
+            SinkError: The broker cannot be reached or does not let us write.
+        """
+        try:
+            await asyncio.to_thread(self._producer.init_transactions, TRANSACTION_TIMEOUT_S)
+        except KafkaException as exc:
+            msg = f"Kafka does not accept transactions of this worker: {exc}; expected a broker of 2.5 or later"
+            raise SinkError(msg) from exc
+
+    def begin(self) -> int:
+        """Open the transaction unless it is open; returns the epoch's number."""
+        if not self._is_open:
+            self._producer.begin_transaction()
+            self._is_open = True
+            self.number = max(self.number + 1, time.time_ns() // 1_000)
+        return self.number
+
+    async def write_rows(
+        self, topic: str, *, partition: int | None, keys: Sequence[bytes | None], values: Sequence[bytes]
+    ) -> None:
+        """Write rows to one topic; to the partition of their key where ``partition`` is None."""
+        self.begin()
+        messages: list[dict[str, Any]] = [
+            {"key": key, "value": value} for key, value in zip(keys, values, strict=True)
+        ]
+        for start in range(0, len(messages), _CHUNK):
+            pending = messages[start : start + _CHUNK]
+            while True:
+                self._producer.produce_batch(topic, pending, _ANY_PARTITION if partition is None else partition)
+                pending = [message for message in pending if message.pop("_error", None) is not None]
+                if not pending:
+                    break
+                # The send queue is full: let it drain, then send what was refused.
+                await asyncio.to_thread(self._producer.poll, 0.1)
+        self._producer.poll(0)
+
+    async def write(
+        self,
+        topic: str,
+        *,
+        key: bytes | None,
+        value: bytes | None,
+        headers: list[tuple[str, bytes]] | None = None,
+        partition: int | None = None,
+    ) -> None:
+        """Write one record."""
+        self.begin()
+        while True:
+            try:
+                self._producer.produce(
+                    topic,
+                    key=key,
+                    value=value,
+                    headers=[*headers] if headers else [],
+                    partition=_ANY_PARTITION if partition is None else partition,
+                )
+            except BufferError:
+                await asyncio.to_thread(self._producer.poll, 0.1)
+            else:
+                return
+
+    async def commit(self, offsets: Mapping[tuple[str, int], int]) -> None:
+        """Commit everything written since the last commit, together with ``offsets``.
+
+        Raises:
+            SinkError: The transaction could not be committed; it was aborted where that was possible, and the worker
+                must restore its state before it goes on.
+        """
+        self.begin()
+        try:
+            if self._before_commit is not None:
+                await self._before_commit(offsets)
+            positions = [TopicPartition(topic, partition, offset) for (topic, partition), offset in offsets.items()]
+            await self._until_done(
+                lambda: self._producer.send_offsets_to_transaction(
+                    positions, self._group_metadata(), TRANSACTION_TIMEOUT_S
+                )
+            )
+            await self._until_done(lambda: self._producer.commit_transaction(TRANSACTION_TIMEOUT_S))
+        except KafkaException as exc:
+            if exc.args[0].txn_requires_abort():
+                await asyncio.to_thread(self._producer.abort_transaction, TRANSACTION_TIMEOUT_S)
+            msg = f"epoch {self.number} could not be committed: {exc}; the worker restores its state and does it again"
+            raise SinkError(msg) from exc
+        self._is_open = False
+
+    async def _until_done(self, step: Callable[[], None]) -> None:
+        deadline = time.monotonic() + 3 * TRANSACTION_TIMEOUT_S
+        while True:
+            try:
+                return await asyncio.to_thread(step)
+            except KafkaException as exc:
+                if not exc.args[0].retriable() or time.monotonic() > deadline:
+                    raise

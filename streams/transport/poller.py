@@ -1,0 +1,224 @@
+"""The one thread that talks to Kafka on behalf of a worker's consumer.
+
+librdkafka wants to be polled whether or not the application asks for rows (else the group member is thrown out), and
+confluent-kafka starves calls made from other threads while one polls. So one thread owns the consumer: it polls, turns
+what it got into columns, and runs every other consumer call from a queue between two polls, also while a rebalance
+callback waits for the application to finish its last commit.
+"""
+
+import contextlib
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, Protocol, TypeVar, cast
+
+import confluent_kafka
+import numpy as np
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+
+from streams.batch import Headers, RawBatch
+
+logger = logging.getLogger(__name__)
+
+_POLL_S = 0.02
+_MAX_ROWS = 20_000
+_REBALANCE_POLL_S = 0.005
+T = TypeVar("T")
+
+
+class Application(Protocol):
+    """What the poll thread tells the application; every method is called from the poll thread."""
+
+    def deliver(self, batches: list[RawBatch]) -> None:
+        """Take batches that were fetched; must not block."""
+
+    def is_over_budget(self) -> bool:
+        """Tell whether the application holds as many unprocessed bytes as it may."""
+
+    def assigned(self, partitions: set[tuple[str, int]]) -> None:
+        """Partitions came (paused, until a seek and a resume); must not block."""
+
+    def revoked(self, partitions: set[tuple[str, int]], *, lost: bool) -> "Future[None]":
+        """Partitions go; the poll thread serves queued calls until the future is done."""
+
+    def failed(self, error: BaseException) -> None:
+        """Polling ended with an error."""
+
+
+class PollThread:
+    """Owns a confluent-kafka consumer; see the module's docstring.
+
+    Args:
+        config: librdkafka configuration of the consumer.
+        application: Told of rows, rebalances and failure.
+        revoke_timeout_s: How long a revoke may wait for the application's last commit.
+    """
+
+    def __init__(self, config: dict[str, Any], *, application: Application, revoke_timeout_s: float) -> None:
+        self._config = config
+        self._application = application
+        self._revoke_timeout_s = revoke_timeout_s
+        self._calls: queue.SimpleQueue[tuple[Callable[[confluent_kafka.Consumer], Any], Future[Any]]]
+        self._calls = queue.SimpleQueue()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="kafka-poll", daemon=True)
+        self._assignment: set[tuple[str, int]] = set()
+        self._flowing: set[tuple[str, int]] = set()
+        self.is_held_back = False
+        self.highwater: dict[tuple[str, int], int] = {}
+        self.group_metadata: Any = None
+
+    @property
+    def assignment(self) -> set[tuple[str, int]]:
+        """Partitions this member holds now."""
+        return set(self._assignment)
+
+    def start(self) -> None:
+        """Start polling."""
+        self._thread.start()
+
+    def stop(self, timeout_s: float) -> None:
+        """Leave the group and end the thread."""
+        self._stopping.set()
+        self._thread.join(timeout_s)
+
+    def call(self, function: Callable[[confluent_kafka.Consumer], T]) -> "Future[T]":
+        """Run ``function(consumer)`` on the poll thread."""
+        future: Future[T] = Future()
+        if not self._thread.is_alive():
+            future.set_exception(KafkaException(KafkaError(KafkaError._STATE, "the consumer is closed")))
+        else:
+            self._calls.put((function, future))
+        return future
+
+    def subscribe(self, topics: list[str]) -> "Future[None]":
+        """Join the group for ``topics``."""
+        return self.call(
+            lambda consumer: consumer.subscribe(
+                topics, on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
+            )
+        )
+
+    def seek(self, offsets: dict[tuple[str, int], int]) -> "Future[None]":
+        """Start reading assigned partitions from ``offsets``, and let their rows flow."""
+
+        def start_from(consumer: confluent_kafka.Consumer) -> None:
+            mine = {tp: offset for tp, offset in offsets.items() if tp in self._assignment}
+            for (topic, partition), offset in mine.items():
+                consumer.seek(TopicPartition(topic, partition, offset))
+            self._flowing.update(mine)
+            if not self.is_held_back:
+                consumer.resume([TopicPartition(*tp) for tp in mine])
+
+        return self.call(start_from)
+
+    def _run(self) -> None:
+        consumer = confluent_kafka.Consumer(self._config)
+        try:
+            while not self._stopping.is_set():
+                self._serve_calls(consumer)
+                self._hold_back(consumer)
+                messages = consumer.consume(1, _POLL_S)
+                if messages:
+                    messages += consumer.consume(_MAX_ROWS, 0)
+                    self._deliver(consumer, messages)
+        except BaseException as exc:
+            self._application.failed(exc)
+        finally:
+            with contextlib.suppress(KafkaException):
+                consumer.close()
+            while not self._calls.empty():
+                self._calls.get()[1].set_exception(
+                    KafkaException(KafkaError(KafkaError._STATE, "the consumer is closed"))
+                )
+
+    def _serve_calls(self, consumer: confluent_kafka.Consumer) -> None:
+        while True:
+            try:
+                function, future = self._calls.get_nowait()
+            except queue.Empty:
+                return
+            try:
+                future.set_result(function(consumer))
+            except Exception as exc:
+                future.set_exception(exc)
+
+    def _hold_back(self, consumer: confluent_kafka.Consumer) -> None:
+        is_over = self._application.is_over_budget()
+        if is_over != self.is_held_back and self._flowing:
+            partitions = [TopicPartition(*tp) for tp in self._flowing]
+            if is_over:
+                consumer.pause(partitions)
+            else:
+                consumer.resume(partitions)
+            self.is_held_back = is_over
+
+    def _deliver(self, consumer: confluent_kafka.Consumer, messages: list[confluent_kafka.Message]) -> None:
+        by_partition: dict[tuple[str, int], list[confluent_kafka.Message]] = {}
+        for message in messages:
+            if (error := message.error()) is not None:
+                if error.fatal() or error.code() in (
+                    KafkaError.UNKNOWN_TOPIC_OR_PART,
+                    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+                    KafkaError.GROUP_AUTHORIZATION_FAILED,
+                ):
+                    raise KafkaException(error)
+                logger.warning("Kafka consumer: %s", error)
+                continue
+            by_partition.setdefault(cast("tuple[str, int]", (message.topic(), message.partition())), []).append(message)
+        batches = []
+        for tp, rows in by_partition.items():
+            if tp not in self._flowing:
+                continue
+            batches.append(_to_columns(tp, rows))
+            _, self.highwater[tp] = consumer.get_watermark_offsets(TopicPartition(*tp), cached=True)
+        if batches:
+            self._application.deliver(batches)
+
+    def _on_assign(self, consumer: confluent_kafka.Consumer, partitions: list[TopicPartition]) -> None:
+        assigned = {(tp.topic, tp.partition) for tp in partitions}
+        consumer.assign(partitions)
+        consumer.pause(partitions)
+        self._assignment, self._flowing = assigned, set()
+        self.group_metadata = consumer.consumer_group_metadata()
+        self._application.assigned(assigned)
+
+    def _on_revoke(self, consumer: confluent_kafka.Consumer, partitions: list[TopicPartition]) -> None:
+        self._give_up(consumer, partitions, lost=False)
+
+    def _on_lost(self, consumer: confluent_kafka.Consumer, partitions: list[TopicPartition]) -> None:
+        self._give_up(consumer, partitions, lost=True)
+
+    def _give_up(self, consumer: confluent_kafka.Consumer, partitions: list[TopicPartition], *, lost: bool) -> None:
+        revoked = {(tp.topic, tp.partition) for tp in partitions}
+        self._flowing -= revoked
+        done = self._application.revoked(revoked, lost=lost)
+        waited_s = 0.0
+        while not done.done() and waited_s < self._revoke_timeout_s:
+            self._serve_calls(consumer)
+            with contextlib.suppress(TimeoutError):
+                done.exception(_REBALANCE_POLL_S)
+            waited_s += _REBALANCE_POLL_S
+        if not done.done():
+            logger.error("gave up waiting %.1f s for the last commit of %s", waited_s, sorted(revoked))
+        self._assignment -= revoked
+        consumer.unassign()
+
+
+def _to_columns(tp: tuple[str, int], rows: list[confluent_kafka.Message]) -> RawBatch:
+    keys = [row.key() for row in rows]
+    values = [row.value() for row in rows]
+    offsets = np.fromiter((row.offset() for row in rows), np.int64, len(rows))
+    return RawBatch(
+        topic=tp[0],
+        partition=tp[1],
+        offsets=offsets,
+        broker_time_us=np.fromiter((row.timestamp()[1] for row in rows), np.int64, len(rows)) * 1_000,
+        keys=keys,
+        values=values,
+        headers=cast("list[Headers]", [row.headers() for row in rows]),
+        next_offset=int(offsets[-1]) + 1,
+        size_bytes=sum(map(len, filter(None, keys))) + sum(map(len, filter(None, values))),
+    )
