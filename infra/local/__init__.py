@@ -1,0 +1,1 @@
+"""Kafka, Redis and Triton as child processes on loopback, without Docker."""

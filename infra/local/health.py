@@ -1,0 +1,92 @@
+"""Health checks of the services, Headrace's own or anyone's: each asks the service something only it can answer."""
+
+import logging
+from typing import Final
+
+import grpc
+import redis
+import tritonclient.grpc as triton_grpc
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
+from tritonclient.utils import InferenceServerException
+
+from infra.local.port import accepts_connections
+from schemas.errors import ServiceError
+
+_SILENT: Final = logging.getLogger("headrace.local.health.silent")
+_SILENT.addHandler(logging.NullHandler())
+_SILENT.propagate = False
+
+
+def check_kafka(address: str, *, timeout_s: float) -> str:
+    """Ask a Kafka cluster for its metadata.
+
+    Args:
+        address: ``host:port``, several with commas between.
+        timeout_s: How long to wait for the answer.
+
+    Returns:
+        What answered, for people.
+
+    Raises:
+        ServiceError: Nothing answers, or it is not Kafka.
+    """
+    brokers = address.split(",")
+    if not any(accepts_connections(broker, service="Kafka", timeout_s=timeout_s) for broker in brokers):
+        msg = f"Nothing accepts connections at {address}"
+        raise ServiceError(msg)
+    admin = AdminClient(
+        {"bootstrap.servers": address, "socket.timeout.ms": max(10, int(timeout_s * 1_000))}, logger=_SILENT
+    )
+    try:
+        metadata = admin.list_topics(timeout=timeout_s)
+    except KafkaException as exc:
+        msg = f"{address} does not answer a Kafka metadata request: {exc.args[0].str()}"
+        raise ServiceError(msg) from exc
+    if not metadata.brokers:
+        msg = f"The Kafka cluster at {address} has no broker ready"
+        raise ServiceError(msg)
+    count = len(metadata.brokers)
+    return f"Kafka cluster {metadata.cluster_id} with {count} broker{'s' if count > 1 else ''}"
+
+
+def check_redis(url: str, *, timeout_s: float) -> str:
+    """Send PING, and ask which server and version it is.
+
+    Raises:
+        ServiceError: Nothing answers, it is not Redis, it is still loading its data, or it wants other credentials.
+    """
+    try:
+        with redis.Redis.from_url(url, socket_timeout=timeout_s, socket_connect_timeout=timeout_s) as client:
+            client.ping()
+            server = client.info("server")
+    except (redis.RedisError, ValueError, OSError) as exc:
+        msg = f"{url} does not answer PING: {exc}"
+        raise ServiceError(msg) from exc
+    if "valkey_version" in server:
+        return f"Valkey {server['valkey_version']}"
+    return f"Redis {server.get('redis_version', 'of unknown version')}"
+
+
+def check_triton(address: str, *, timeout_s: float) -> str:
+    """Ask over gRPC whether the inference server is ready, and which server and version it is.
+
+    Raises:
+        ServiceError: Nothing answers, it is no inference server, or it is not ready yet.
+    """
+    if not accepts_connections(address, service="Triton", timeout_s=timeout_s):
+        msg = f"Nothing accepts connections at {address}"
+        raise ServiceError(msg)
+    client = triton_grpc.InferenceServerClient(address)
+    try:
+        if not client.is_server_ready(client_timeout=timeout_s):
+            msg = f"The inference server at {address} says that it is not ready"
+            raise ServiceError(msg)
+        server = client.get_server_metadata(client_timeout=timeout_s)
+    except (InferenceServerException, grpc.RpcError) as exc:
+        msg = f"{address} does not answer a KServe v2 readiness request: {exc}"
+        raise ServiceError(msg) from exc
+    finally:
+        client.close()
+    name = "NVIDIA Triton" if server.name == "triton" else server.name
+    return f"{name} {server.version}"

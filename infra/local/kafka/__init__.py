@@ -1,0 +1,1 @@
+"""Apache Kafka as a child process: its jars, its Java, its broker."""

@@ -1,0 +1,77 @@
+"""Choice of loopback ports for services that run beside whatever else the machine has."""
+
+import socket
+from collections.abc import Mapping
+
+from schemas.errors import ServiceError
+
+LOOPBACK = "127.0.0.1"
+
+
+def is_port_free(port: int) -> bool:
+    """Tell whether a server could listen on ``port`` of the loopback address now.
+
+    Both the loopback address and the wildcard are tried: a server on ``0.0.0.0`` would otherwise be shadowed, and
+    clients of one would reach the other.
+    """
+    for host in (LOOPBACK, ""):
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as server:
+            server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                server.bind((host, port))
+                server.listen(1)
+            except OSError:
+                return False
+    return True
+
+
+def choose_ports(wanted: Mapping[str, int]) -> dict[str, int]:
+    """Take each wanted port that is free, and any free one in place of the others.
+
+    Args:
+        wanted: Port by its role; 0 for any free one.
+
+    Returns:
+        A port for each role, all different. They are free now; another process may still take one before the
+        service does, so that a service that dies over a taken port is started again with other ports.
+    """
+    chosen: dict[str, int] = {}
+    for role, port in wanted.items():
+        if port and port not in chosen.values() and is_port_free(port):
+            chosen[role] = port
+    held: list[socket.socket] = []
+    try:
+        for role in wanted:
+            while role not in chosen:
+                server = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+                held.append(server)
+                server.bind((LOOPBACK, 0))
+                port = int(server.getsockname()[1])
+                if port not in chosen.values():
+                    chosen[role] = port
+    finally:
+        for server in held:
+            server.close()
+    return {role: chosen[role] for role in wanted}
+
+
+def split_address(address: str, *, service: str) -> tuple[str, int]:
+    """Take ``host:port`` (IPv6 in brackets) apart.
+
+    Raises:
+        ServiceError: ``address`` is not of that form.
+    """
+    host, colon, port = address.rpartition(":")
+    if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65_536:
+        msg = f"The address of {service} is {address!r}, expected host:port with a port from 1 to 65535"
+        raise ServiceError(msg)
+    return host.strip("[]"), int(port)
+
+
+def accepts_connections(address: str, *, service: str, timeout_s: float = 1.0) -> bool:
+    """Tell whether anything listens at ``host:port``; cheap, and silent where a client library would log."""
+    try:
+        with socket.create_connection(split_address(address, service=service), timeout=timeout_s):
+            return True
+    except OSError:
+        return False

@@ -1,0 +1,127 @@
+"""What runs where: ``<home>/services.json``, written whole and atomically, guarded by a lock file."""
+
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from infra.local.process import ProcessIdentity
+from schemas.errors import ServiceError
+
+if sys.platform == "win32":
+    import msvcrt
+else:
+    import fcntl
+
+STATE_FORMAT: Final = 1
+
+
+@dataclass(frozen=True)
+class ServiceRecord:
+    """One service that Headrace started.
+
+    Attributes:
+        pid: Process id of the service.
+        started_at_s: Start time of that process, to tell it from a later one with the same id.
+        address: What clients connect to.
+        ports: Port by role.
+        version: Program and version, for people.
+        log: Log file.
+        fingerprint: What the service was started with; a service with another one is started anew.
+        is_ready: Whether it has been healthy once.
+    """
+
+    pid: int
+    started_at_s: float
+    address: str
+    ports: dict[str, int]
+    version: str
+    log: str
+    fingerprint: str = ""
+    is_ready: bool = False
+
+    @property
+    def identity(self) -> ProcessIdentity:
+        """The process of the service."""
+        return ProcessIdentity(self.pid, self.started_at_s)
+
+
+def state_path(home: Path) -> Path:
+    """Name the state file of a home directory."""
+    return home / "services.json"
+
+
+def read_state(home: Path) -> dict[str, ServiceRecord]:
+    """Read the record of each service, ``{}`` when there is none.
+
+    Raises:
+        ServiceError: The file is not one that this version writes.
+    """
+    path = state_path(home)
+    try:
+        content: dict[str, Any] = json.loads(path.read_bytes())
+        if content["format"] != STATE_FORMAT:
+            msg = (
+                f"{path} has format {content['format']!r}, expected {STATE_FORMAT}; "
+                "end its services with the version of Headrace that wrote it"
+            )
+            raise ServiceError(msg)
+        return {name: ServiceRecord(**record) for name, record in content["services"].items()}
+    except FileNotFoundError:
+        return {}
+    except (ValueError, KeyError, TypeError, AttributeError) as exc:
+        msg = (
+            f"{path} cannot be read ({type(exc).__name__}: {exc}), expected the JSON that `headrace services up` "
+            "writes; end the services it names by hand, then delete it"
+        )
+        raise ServiceError(msg) from exc
+
+
+def write_state(home: Path, records: dict[str, ServiceRecord]) -> None:
+    """Replace the state file in one step; without records there is no file."""
+    path = state_path(home)
+    if not records:
+        path.unlink(missing_ok=True)
+        return
+    home.mkdir(parents=True, exist_ok=True)
+    content = {"format": STATE_FORMAT, "services": {name: asdict(record) for name, record in sorted(records.items())}}
+    temporary = path.with_suffix(f".{os.getpid()}.tmp")
+    temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    temporary.replace(path)
+
+
+@contextlib.contextmanager
+def locked(home: Path, *, timeout_s: float = 180.0) -> Iterator[None]:
+    """Hold the home directory for one command at a time; the lock goes with the process that holds it.
+
+    Raises:
+        ServiceError: Another command still holds it after ``timeout_s``.
+    """
+    home.mkdir(parents=True, exist_ok=True)
+    path = home / "services.lock"
+    with path.open("a+b") as handle:
+        deadline_s = time.monotonic() + timeout_s
+        while not _try_lock(handle.fileno()):
+            if time.monotonic() >= deadline_s:
+                msg = (
+                    f"{path} is held by another command for {timeout_s:.0f} s, expected it free; wait for it or end it"
+                )
+                raise ServiceError(msg)
+            time.sleep(0.05)
+        yield
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        if sys.platform == "win32":
+            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+        else:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,1 @@
+"""NVIDIA Triton as a child process, with an onnxruntime backend."""

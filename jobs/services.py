@@ -1,0 +1,109 @@
+"""The commands ``headrace services up|down|status``."""
+
+import json
+import os
+import sys
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from infra.local.services import SERVICE_NAMES, ServiceStatus
+from jobs.settings import Settings
+from schemas.errors import ConfigError, HeadraceError
+
+app = typer.Typer(
+    name="services",
+    help="Run Kafka, Redis and Triton on this machine, without Docker.",
+    no_args_is_help=True,
+)
+
+_Only = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[SERVICE]...", help="kafka, redis, triton; all of them when left out.", show_default=False),
+]
+_Json = Annotated[bool, typer.Option("--json", help="Print JSON in place of a table.")]
+
+
+@app.command()
+def up(only: _Only = None, *, as_json: _Json = False) -> None:
+    """Start what is not there yet, wait until all is healthy, and leave it running.
+
+    Data, logs and state live in .headrace/ (HEADRACE_HOME). A service whose address is given (HEADRACE_KAFKA,
+    HEADRACE_REDIS, HEADRACE_TRITON) is checked and used, never started or stopped.
+    """
+    console = Console()
+    settings = Settings.from_environment(os.environ)
+    services = settings.local_services(notify=lambda line: typer.echo(line, err=True))
+    ready: list[ServiceStatus] = []
+
+    def on_ready(status: ServiceStatus) -> None:
+        ready.append(status)
+        if not as_json:
+            console.print(_line(status), soft_wrap=True)
+
+    services.up(only or SERVICE_NAMES, on_ready=on_ready)
+    if as_json:
+        typer.echo(json.dumps([asdict(status) for status in ready], indent=2))
+
+
+@app.command()
+def down(only: _Only = None) -> None:
+    """End the services that `up` started; their data stays."""
+    settings = Settings.from_environment(os.environ)
+    ended = settings.local_services().down(only or SERVICE_NAMES)
+    typer.echo(f"Ended {', '.join(ended)}." if ended else f"Nothing of {settings.home} was running.")
+
+
+@app.command()
+def status(only: _Only = None, *, as_json: _Json = False) -> None:
+    """Check the health of each service; exit code 1 when one is not healthy."""
+    settings = Settings.from_environment(os.environ)
+    statuses = settings.local_services().status(only or SERVICE_NAMES)
+    if as_json:
+        typer.echo(json.dumps([asdict(status) for status in statuses], indent=2))
+    else:
+        Console().print(_table(statuses))
+        for entry in statuses:
+            if entry.detail:
+                typer.echo(f"{entry.name}: {entry.detail}", err=True)
+    if not all(entry.is_healthy for entry in statuses):
+        raise typer.Exit(1)
+
+
+def _line(status: ServiceStatus) -> Text:
+    how = f"up in {status.took_ms / 1_000:.1f} s" if status.took_ms is not None else "already up"
+    if status.state == "given":
+        how = "given, healthy"
+    log = f"  log {status.log}" if status.log else ""
+    return Text(f"{status.name:<7} {status.address}  {status.version}  {how}{log}")
+
+
+def _table(statuses: list[ServiceStatus]) -> Table:
+    table = Table("service", "state", "address", "version", "pid", "log", box=None, pad_edge=False)
+    for entry in statuses:
+        table.add_row(
+            entry.name,
+            Text(entry.state, style="green" if entry.is_healthy else "red"),
+            entry.address or "",
+            entry.version,
+            "" if entry.pid is None else str(entry.pid),
+            Text(entry.log or "", overflow="fold"),
+        )
+    return table
+
+
+def main() -> None:
+    """Run the commands on their own; errors go to standard error, exit code 2 for a wrong setting and 1 otherwise."""
+    try:
+        app()
+    except HeadraceError as exc:
+        typer.echo(f"Error: {exc}", err=True)
+        sys.exit(2 if isinstance(exc, ConfigError) else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,278 @@
+"""Every environment variable that Headrace reads, in one table: name, type, default and what it is for."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Final, get_type_hints
+from urllib.parse import urlsplit
+
+from infra.local.port import split_address
+from infra.local.services import LocalServices, ServiceAddresses
+from schemas.errors import ConfigError, ServiceError
+
+_TRUE: Final = ("1", "true", "yes", "on")
+_FALSE: Final = ("0", "false", "no", "off")
+
+
+def _path(text: str) -> Path:
+    return Path(text).expanduser().absolute()
+
+
+def _host_and_port(text: str) -> str | None:
+    if text:
+        try:
+            split_address(text, service="it")
+        except ServiceError as exc:
+            raise ValueError(text) from exc
+    return text or None
+
+
+def _brokers(text: str) -> str | None:
+    for address in text.split(",") if text else ():
+        if _host_and_port(address) is None:
+            raise ValueError(text)
+    return text or None
+
+
+def _redis_url(text: str) -> str | None:
+    parts = urlsplit(text)
+    is_socket = parts.scheme == "unix" and parts.path
+    is_server = parts.scheme in ("redis", "rediss") and parts.hostname and parts.port != 0
+    if text and not is_socket and not is_server:
+        raise ValueError(text)
+    return text or None
+
+
+def _flag(text: str) -> bool:
+    if text.lower() not in _TRUE + _FALSE:
+        raise ValueError(text)
+    return text.lower() in _TRUE
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or not 0 <= int(text) < 65_536:
+        raise ValueError(text)
+    return int(text)
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+@dataclass(frozen=True)
+class Variable:
+    """One row of the table of environment variables.
+
+    Attributes:
+        name: Name of the variable.
+        kind: What a value looks like, for people.
+        default: The value of an absent or empty variable; ``{home}`` and ``{user_cache}`` stand for directories.
+        doc: What it is for.
+        read: Makes the setting of the text; raises ValueError when it is wrong.
+    """
+
+    name: str
+    kind: str
+    default: str
+    doc: str
+    read: Callable[[str], Any] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of one run; ``from_environment`` reads them."""
+
+    home: Annotated[
+        Path,
+        Variable(
+            "HEADRACE_HOME",
+            kind="directory",
+            default=".headrace",
+            doc="Data, logs and state of the local services, and whatever else a run keeps.",
+            read=_path,
+        ),
+    ]
+    kafka: Annotated[
+        str | None,
+        Variable(
+            "HEADRACE_KAFKA",
+            kind="host:port, several with commas between",
+            default="",
+            doc="Bootstrap servers of a Kafka to use; without it the local one.",
+            read=_brokers,
+        ),
+    ]
+    redis: Annotated[
+        str | None,
+        Variable(
+            "HEADRACE_REDIS",
+            kind="redis://host:port/database",
+            default="",
+            doc="URL of a Redis to use; without it the local one.",
+            read=_redis_url,
+        ),
+    ]
+    triton: Annotated[
+        str | None,
+        Variable(
+            "HEADRACE_TRITON",
+            kind="host:port",
+            default="",
+            doc="gRPC endpoint of a Triton to use; without it the local one.",
+            read=_host_and_port,
+        ),
+    ]
+    use_triton_fallback: Annotated[
+        bool,
+        Variable(
+            "HEADRACE_TRITON_FALLBACK",
+            kind="0 or 1",
+            default="0",
+            doc="1 runs a small KServe v2 server on onnxruntime in place of the local Triton.",
+            read=_flag,
+        ),
+    ]
+    model_repository: Annotated[
+        Path,
+        Variable(
+            "HEADRACE_MODEL_REPOSITORY",
+            kind="directory",
+            default="model_repository",
+            doc="The models that Triton serves.",
+            read=_path,
+        ),
+    ]
+    delta: Annotated[
+        str,
+        Variable(
+            "HEADRACE_DELTA",
+            kind="directory or URL",
+            default="{home}/delta",
+            doc="Root of the offline store's Delta tables.",
+            read=str,
+        ),
+    ]
+    lineage: Annotated[
+        Path,
+        Variable(
+            "HEADRACE_LINEAGE",
+            kind="file",
+            default="{home}/lineage/events.ndjson",
+            doc="File that takes the OpenLineage events.",
+            read=_path,
+        ),
+    ]
+    metrics_port: Annotated[
+        int,
+        Variable(
+            "HEADRACE_METRICS_PORT",
+            kind="port from 0 to 65535",
+            default="9464",
+            doc="Port of the Prometheus endpoint of a process's first role, the next ones for its others; 0: any free.",
+            read=_port,
+        ),
+    ]
+    kafka_jvm_flags: Annotated[
+        tuple[str, ...],
+        Variable(
+            "HEADRACE_KAFKA_JVM_FLAGS",
+            kind="flags with spaces between",
+            default="",
+            doc="Further flags of the local Kafka's Java, such as -Xmx1g for benchmarks.",
+            read=_words,
+        ),
+    ]
+    cache: Annotated[
+        Path,
+        Variable(
+            "HEADRACE_CACHE",
+            kind="directory",
+            default="{user_cache}/headrace",
+            doc="Downloads that all homes of a user share, such as the jars of Kafka.",
+            read=_path,
+        ),
+    ]
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """What the settings were read from; the local services' own environments are made from it."""
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str]) -> "Settings":
+        """Read every setting.
+
+        Args:
+            environ: The environment, usually ``os.environ``.
+
+        Raises:
+            ConfigError: A value is wrong, or a variable named ``HEADRACE_…`` is none of the table's.
+        """
+        variables = _variables(cls)
+        known = [variable.name for variable in variables.values()]
+        for name in environ:
+            if name.startswith("HEADRACE_") and name not in known:
+                msg = (
+                    f"{name} is set, expected one of {', '.join(known)}; there is no such setting, correct or unset it"
+                )
+                raise ConfigError(msg)
+        places = {"user_cache": environ.get("XDG_CACHE_HOME", "").strip() or "~/.cache"}
+        values: dict[str, Any] = {}
+        for attribute, variable in variables.items():
+            text = environ.get(variable.name, "").strip() or variable.default.format(**places)
+            try:
+                values[attribute] = variable.read(text)
+            except ValueError as exc:
+                default = f" for the default, {variable.default}" if variable.default else ""
+                msg = f"{variable.name} is {text!r}, expected {variable.kind}; correct or unset it{default}"
+                raise ConfigError(msg) from exc
+            places[attribute] = str(values[attribute])
+        return cls(**values, environment=dict(environ))
+
+    @classmethod
+    def table(cls) -> list[Variable]:
+        """List every environment variable, for help texts and documents."""
+        return list(_variables(cls).values())
+
+    def given_addresses(self) -> ServiceAddresses:
+        """Give the addresses that the environment names."""
+        return ServiceAddresses(kafka=self.kafka, redis=self.redis, triton=self.triton)
+
+    def addresses(self) -> ServiceAddresses:
+        """Give the address of each service: the environment's, else that of the local service recorded as running."""
+        return self.local_services().addresses()
+
+    def address(self, name: str) -> str:
+        """Give the address of one service (``kafka``, ``redis`` or ``triton``).
+
+        Raises:
+            ConfigError: Neither does the environment name it nor does a local one run.
+        """
+        address = self.addresses().get(name)
+        if address is None:
+            msg = (
+                f"There is no {name}: HEADRACE_{name.upper()} is not set, and no local one runs under {self.home}. "
+                f"Run `headrace services up`, or set HEADRACE_{name.upper()}"
+            )
+            raise ConfigError(msg)
+        return address
+
+    def local_services(self, *, notify: Callable[[str], None] = lambda line: None) -> LocalServices:
+        """Make the local services of these settings; ``notify`` takes a line about what takes long."""
+        return LocalServices(
+            self.home,
+            environment=self.environment,
+            model_repository=self.model_repository,
+            cache=self.cache,
+            given=self.given_addresses(),
+            use_triton_fallback=self.use_triton_fallback,
+            kafka_jvm_flags=self.kafka_jvm_flags,
+            notify=notify,
+        )
+
+
+def _variables(settings: type[Settings]) -> dict[str, Variable]:
+    """Read the variable of each field off its annotation, in the order of declaration."""
+    found: dict[str, Variable] = {}
+    for attribute, hint in get_type_hints(settings, include_extras=True).items():
+        for part in getattr(hint, "__metadata__", ()):
+            if isinstance(part, Variable):
+                found[attribute] = part
+    return found
