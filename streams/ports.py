@@ -5,24 +5,62 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from schemas.view import FeatureView
 
 
+class OnlineFeatures(Protocol):
+    """The newest feature row of one entity, as a reader sees it."""
+
+    @property
+    def status(self) -> str:
+        """``present``, ``stale``, ``empty`` (its windows have run empty) or ``missing``."""
+        ...
+
+    @property
+    def features(self) -> Mapping[str, Any]:
+        """Feature values by name; empty when missing."""
+        ...
+
+    @property
+    def event_time_us(self) -> int | None:
+        """Event time of the row; None when missing."""
+        ...
+
+
+class EpochWriter(Protocol):
+    """Writes into the open epoch: readers of committed data see all of an epoch or nothing."""
+
+    number: int
+
+    async def write(
+        self,
+        topic: str,
+        *,
+        key: bytes | None,
+        value: bytes | None,
+        headers: list[tuple[str, bytes]] | None = None,
+        partition: int | None = None,
+    ) -> None:
+        """Write one record."""
+        ...
+
+
 class OnlineReader(Protocol):
     """Reads the newest feature rows of entities from the online store."""
 
-    async def read_many(self, requests: Sequence[tuple[FeatureView, Sequence[Any]]], /) -> Sequence[pa.Table]:
+    async def read_many(
+        self, requests: Sequence[tuple[FeatureView, Sequence[str | int]]], *, now_us: int
+    ) -> Sequence[Sequence[OnlineFeatures]]:
         """Read several views for several entity keys in one round trip.
 
         Args:
-            requests: Views, each with the entity keys to read, in any order and with no null among them.
+            requests: Views, each with the entity keys to read.
+            now_us: The time that ages are counted to.
 
         Returns:
-            One table per request, row *i* for its key *i*: at least the view's feature columns and ``event_time``
-            (null in all of them where the store has no row of exactly this view version and definition).
+            For each request its values, in the order of its keys. A row of another version or definition is missing.
 
         Raises:
             SinkUnavailableError: The store does not answer; the read may be tried again.
