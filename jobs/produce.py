@@ -1,0 +1,177 @@
+"""The command ``headrace produce``."""
+
+import json
+import os
+import signal
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from types import FrameType
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from jobs.flights.producer import DEFAULT_PARTITIONS, ProduceProgress, ProduceSummary, produce_flights
+from jobs.settings import Settings
+from schemas.errors import ConfigError
+from schemas.time import format_rfc3339
+
+__all__ = ["ProduceProgress", "ProduceSummary", "app", "produce_flights"]
+
+app = typer.Typer(name="produce", help="Put events of real input on Kafka.", no_args_is_help=True)
+
+
+@app.callback()
+def _group() -> None:
+    """Put events of real input on Kafka."""
+
+
+@app.command()
+def flights(
+    *,
+    start: Annotated[
+        str | None,
+        typer.Option(
+            "--from", metavar="TIME", help="Beginning of the range: 2013-02-01, or RFC 3339. [default: the data's]"
+        ),
+    ] = None,
+    end: Annotated[
+        str | None, typer.Option("--to", metavar="TIME", help="End of the range, not in it. [default: the data's]")
+    ] = None,
+    speed: Annotated[
+        str, typer.Option(metavar="N|max", help="How many times faster than real time, or as fast as possible.")
+    ] = "max",
+    late_share: Annotated[float, typer.Option(help="Share of reports that arrive up to 6 hours late.")] = 0.0,
+    invalid_share: Annotated[float, typer.Option(help="Share of reports with a corrupted payload.")] = 0.0,
+    seed: Annotated[int, typer.Option(help="Draws which reports are late or corrupted.")] = 0,
+    partitions: Annotated[int, typer.Option(help="Partitions of topics that are created.")] = DEFAULT_PARTITIONS,
+    brokers: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT", help="Address of Kafka. [default: HEADRACE_KAFKA, or else the local service's]"
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+) -> None:
+    """Replay the flights that left New York in 2013, each event when it would have become known.
+
+    A departure goes to flights.departed (keyed by airport) and flights.departed.by_carrier (keyed by carrier), a
+    landing to flights.landed (keyed by aircraft). Times are UTC; the range is one of the times at which events become
+    known. Ctrl-C stops in good order.
+
+    A month at once: headrace produce flights --from 2013-01-01 --to 2013-02-01
+
+    An hour each second, with trouble: headrace produce flights --speed 3600 --late-share 0.02 --invalid-share 0.01
+    """
+    arguments: dict[str, Any] = {
+        "start": _read_time(start, option="--from"),
+        "end": _read_time(end, option="--to"),
+        "speed": _read_speed(speed),
+    }
+    bootstrap = brokers or Settings.from_environment(os.environ).address("kafka")
+    with _stop_on_signal() as stop, _progress_bar() as on_progress:
+        summary = produce_flights(
+            bootstrap,
+            **arguments,
+            late_share=late_share,
+            invalid_share=invalid_share,
+            seed=seed,
+            partitions=partitions,
+            on_progress=on_progress,
+            stop=stop,
+        )
+    if as_json:
+        typer.echo(json.dumps(summary.to_json(), indent=2))
+    else:
+        _print_summary(summary)
+    if not summary.is_complete:
+        typer.echo("Stopped before the end of the range.", err=True)
+        raise typer.Exit(130)
+
+
+def _read_time(text: str | None, *, option: str) -> datetime | None:
+    if text is None:
+        return None
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError as exc:
+        msg = f"{option} is {text!r}, expected a day such as 2013-02-01 or a time such as 2013-02-01T06:00:00Z, in UTC"
+        raise ConfigError(msg) from exc
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+def _read_speed(text: str) -> float | None:
+    if text == "max":
+        return None
+    try:
+        return float(text)
+    except ValueError as exc:
+        msg = f"--speed is {text!r}, expected a number such as 3600 (an hour each second), or 'max'"
+        raise ConfigError(msg) from exc
+
+
+@contextmanager
+def _stop_on_signal() -> Iterator[threading.Event]:
+    stop = threading.Event()
+
+    def ask_to_stop(_: int, __: FrameType | None) -> None:
+        stop.set()
+
+    before = {number: signal.signal(number, ask_to_stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _progress_bar() -> Iterator[Callable[[ProduceProgress], None]]:
+    console = Console(stderr=True)
+    bar = Progress(
+        TextColumn("flights"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[simulated]}"),
+        TextColumn("{task.fields[rate]:,.0f} events/s"),
+        TimeRemainingColumn(compact=True),
+        console=console,
+        disable=not console.is_terminal,
+    )
+    task = bar.add_task("flights", total=None, simulated="", rate=0.0)
+
+    def on_progress(progress: ProduceProgress) -> None:
+        bar.update(
+            task,
+            total=progress.total,
+            completed=progress.sent,
+            simulated=format_rfc3339(progress.known_us)[:16].replace("T", " "),
+            rate=progress.sent / progress.wall_s if progress.wall_s else 0.0,
+        )
+
+    with bar:
+        yield on_progress
+
+
+def _print_summary(summary: ProduceSummary) -> None:
+    table = Table("topic", "events", "delayed", "corrupted", box=None, pad_edge=False)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for topic, events in summary.topics.items():
+        faults = sum(summary.injected[topic].values())
+        table.add_row(topic, f"{events:,}", f"{summary.delayed[topic]:,}", f"{faults:,}")
+    console = Console()
+    console.print(table)
+    if summary.first_event_us is not None and summary.last_event_us is not None:
+        console.print(f"event time {format_rfc3339(summary.first_event_us)} to {format_rfc3339(summary.last_event_us)}")
+    totals = Counter[str]()
+    for counts in summary.injected.values():
+        totals.update(counts)
+    if totals:
+        console.print("corrupted: " + ", ".join(f"{count:,} {name}" for name, count in totals.items()))
+    console.print(f"{summary.events:,} events in {summary.wall_s:.1f} s, {summary.events_per_s:,.0f} events/s")
