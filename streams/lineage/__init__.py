@@ -1,0 +1,1 @@
+"""OpenLineage events: what each batch read and wrote."""

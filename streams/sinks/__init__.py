@@ -1,0 +1,1 @@
+"""Stores that feature rows are written to: online (Redis) and offline (Delta Lake)."""
