@@ -114,12 +114,12 @@ class OfflineWriter:
         row_offsets = pa.array(offsets, pa.int64()) if not isinstance(offsets, pa.Array) else offsets
         stored = rows.select(view.row_schema.names)
         stored = stored.append_column(pa.field(EVENT_DATE, pa.date32()), stored["event_time"].cast(pa.date32()))
-        uri = table_uri(self._root, view)
+        uri, app_id = table_uri(self._root, view), application_id(view, partition)
         with self._lock:
             for attempt in range(self._attempts):
                 with _mapped_errors(uri):
                     try:
-                        return self._append(stored, view=view, app_id=application_id(view, partition), offsets=row_offsets)
+                        return self._append(stored, view=view, app_id=app_id, offsets=row_offsets)
                     except delta_errors.CommitFailedError:
                         # Someone else committed: what is recorded must be read again before anything is written.
                         self._tables.pop(uri, None)
