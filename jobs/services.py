@@ -7,9 +7,6 @@ from dataclasses import asdict
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from infra.local.services import SERVICE_NAMES, ServiceStatus
 from jobs.settings import Settings
@@ -35,7 +32,6 @@ def up(only: _Only = None, *, as_json: _Json = False) -> None:
     Data, logs and state live in .headrace/ (HEADRACE_HOME). A service whose address is given (HEADRACE_KAFKA,
     HEADRACE_REDIS, HEADRACE_TRITON) is checked and used, never started or stopped.
     """
-    console = Console()
     settings = Settings.from_environment(os.environ)
     services = settings.local_services(notify=lambda line: typer.echo(line, err=True))
     ready: list[ServiceStatus] = []
@@ -43,7 +39,7 @@ def up(only: _Only = None, *, as_json: _Json = False) -> None:
     def on_ready(status: ServiceStatus) -> None:
         ready.append(status)
         if not as_json:
-            console.print(_line(status), soft_wrap=True)
+            typer.echo(_line(status))
 
     services.up(only or SERVICE_NAMES, on_ready=on_ready)
     if as_json:
@@ -66,7 +62,7 @@ def status(only: _Only = None, *, as_json: _Json = False) -> None:
     if as_json:
         typer.echo(json.dumps([asdict(status) for status in statuses], indent=2))
     else:
-        Console().print(_table(statuses))
+        typer.echo("\n".join(_rows(statuses)))
         for entry in statuses:
             if entry.detail:
                 typer.echo(f"{entry.name}: {entry.detail}", err=True)
@@ -74,26 +70,22 @@ def status(only: _Only = None, *, as_json: _Json = False) -> None:
         raise typer.Exit(1)
 
 
-def _line(status: ServiceStatus) -> Text:
-    how = f"up in {status.took_ms / 1_000:.1f} s" if status.took_ms is not None else "already up"
+def _line(status: ServiceStatus) -> str:
     if status.state == "given":
         how = "given, healthy"
+    else:
+        how = "already up" if status.took_ms is None else f"up in {status.took_ms / 1_000:.1f} s"
     log = f"  log {status.log}" if status.log else ""
-    return Text(f"{status.name:<7} {status.address}  {status.version}  {how}{log}")
+    return f"{status.name:<7} {status.address}  {status.version}  {how}{log}"
 
 
-def _table(statuses: list[ServiceStatus]) -> Table:
-    table = Table("service", "state", "address", "version", "pid", "log", box=None, pad_edge=False)
+def _rows(statuses: list[ServiceStatus]) -> list[str]:
+    cells = [("SERVICE", "STATE", "ADDRESS", "VERSION", "PID", "LOG")]
     for entry in statuses:
-        table.add_row(
-            entry.name,
-            Text(entry.state, style="green" if entry.is_healthy else "red"),
-            entry.address or "",
-            entry.version,
-            "" if entry.pid is None else str(entry.pid),
-            Text(entry.log or "", overflow="fold"),
-        )
-    return table
+        pid = "" if entry.pid is None else str(entry.pid)
+        cells.append((entry.name, entry.state, entry.address or "", entry.version, pid, entry.log or ""))
+    widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
 
 
 def main() -> None:

@@ -167,9 +167,19 @@ class Settings:
         Variable(
             "HEADRACE_METRICS_PORT",
             kind="port from 0 to 65535",
-            default="9464",
-            doc="Port of the Prometheus endpoint of a process's first role, the next ones for its others; 0: any free.",
+            default="9101",
+            doc="Port of the Prometheus endpoint of the features role; online, offline and scoring take the next ones.",
             read=_port,
+        ),
+    ]
+    application: Annotated[
+        str,
+        Variable(
+            "HEADRACE_APP",
+            kind="name of a Python module",
+            default="jobs.flights",
+            doc="Module that defines VIEWS and MODELS.",
+            read=str,
         ),
     ]
     kafka_jvm_flags: Annotated[

@@ -178,7 +178,7 @@ class KServeServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
         try:
             self.load(request.model_name)
         except OnnxModelError as exc:
-            _refuse(context, grpc.StatusCode.INVALID_ARGUMENT, f"failed to load {request.model_name!r}: {exc}")
+            _refuse(context, grpc.StatusCode.INTERNAL, f"failed to load {request.model_name!r}: {exc}")
         return service_pb2.RepositoryModelLoadResponse()
 
     def RepositoryModelUnload(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802 - the protocol's name

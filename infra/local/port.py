@@ -1,11 +1,17 @@
 """Choice of loopback ports for services that run beside whatever else the machine has."""
 
+import secrets
 import socket
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from typing import Final
 
 from schemas.errors import ServiceError
 
-LOOPBACK = "127.0.0.1"
+LOOPBACK: Final = "127.0.0.1"
+_FREE_PORTS: Final = range(15_000, 32_000)
+"""Below the ports that systems give to outgoing connections. A client that keeps trying to reach a service which is
+down would, on one of those, sooner or later be given the service's own port and be connected to itself."""
+_TRIES: Final = 200
 
 
 def is_port_free(port: int) -> bool:
@@ -34,25 +40,30 @@ def choose_ports(wanted: Mapping[str, int]) -> dict[str, int]:
     Returns:
         A port for each role, all different. They are free now; another process may still take one before the
         service does, so that a service that dies over a taken port is started again with other ports.
+
+    Raises:
+        ServiceError: No port is free.
     """
     chosen: dict[str, int] = {}
     for role, port in wanted.items():
         if port and port not in chosen.values() and is_port_free(port):
             chosen[role] = port
-    held: list[socket.socket] = []
-    try:
-        for role in wanted:
-            while role not in chosen:
-                server = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-                held.append(server)
-                server.bind((LOOPBACK, 0))
-                port = int(server.getsockname()[1])
-                if port not in chosen.values():
-                    chosen[role] = port
-    finally:
-        for server in held:
-            server.close()
+    for role in wanted:
+        if role not in chosen:
+            chosen[role] = _any_free_port(taken=chosen.values())
     return {role: chosen[role] for role in wanted}
+
+
+def _any_free_port(*, taken: Collection[int]) -> int:
+    for _ in range(_TRIES):
+        port = _FREE_PORTS.start + secrets.randbelow(len(_FREE_PORTS))
+        if port not in taken and is_port_free(port):
+            return port
+    msg = (
+        f"No port from {_FREE_PORTS.start} to {_FREE_PORTS.stop - 1} was free in {_TRIES} tries, expected most to be; "
+        "end what listens there (`ss -ltnp` lists it)"
+    )
+    raise ServiceError(msg)
 
 
 def split_address(address: str, *, service: str) -> tuple[str, int]:

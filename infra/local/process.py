@@ -19,6 +19,8 @@ _PROC: Final = Path("/proc")
 _LOG_ROTATE_BYTES: Final = 16 * 1024 * 1024
 _children: Final[dict[int, subprocess.Popen[bytes]]] = {}
 """Children of this process by process id: kept so that an ended one is reaped and leaves no zombie."""
+_exit_codes: Final[dict[int, int]] = {}
+"""Exit codes of the children that have been reaped."""
 
 
 @dataclass(frozen=True)
@@ -35,16 +37,13 @@ class ProcessIdentity:
 
     def process(self) -> psutil.Process | None:
         """Find the process, or None when it has ended (a zombie has) or its id belongs to another one by now."""
-        child = _children.get(self.pid)
-        if child is not None and child.poll() is not None:
-            del _children[self.pid]
         try:
             process = psutil.Process(self.pid)
             if abs(start_time_s(self.pid) - self.started_at_s) > _START_TIME_TOLERANCE_S:
                 return None
-            return None if process.status() == psutil.STATUS_ZOMBIE else process
         except psutil.NoSuchProcess:
             return None
+        return None if _has_ended(process) else process
 
     def is_alive(self) -> bool:
         """Tell whether this very process still runs."""
@@ -61,7 +60,7 @@ class ProcessIdentity:
             found[leader.pid] = leader
             with contextlib.suppress(psutil.NoSuchProcess):
                 found.update({child.pid: child for child in leader.children(recursive=True)})
-        elif psutil.pid_exists(self.pid) and not _is_zombie(self.pid):
+        elif psutil.pid_exists(self.pid) and not self._is_zombie():
             return []
         if hasattr(os, "getsid"):
             for process in psutil.process_iter():
@@ -69,7 +68,7 @@ class ProcessIdentity:
                     is_member = os.getsid(process.pid) == self.pid
                     if is_member and start_time_s(process.pid) >= self.started_at_s - _START_TIME_TOLERANCE_S:
                         found.setdefault(process.pid, process)
-        return [process for process in found.values() if not _is_zombie(process.pid)]
+        return [process for process in found.values() if not _has_ended(process)]
 
     def listens_on(self, port: int) -> bool:
         """Tell whether the process, or one that it started, is the one that listens on ``port``.
@@ -87,8 +86,16 @@ class ProcessIdentity:
                 return True
         return False
 
+    def _is_zombie(self) -> bool:
+        try:
+            return abs(start_time_s(self.pid) - self.started_at_s) <= _START_TIME_TOLERANCE_S
+        except psutil.NoSuchProcess:
+            return True
+
     def end(self, *, grace_s: float) -> bool:
         """End the process and all that it started: SIGTERM, and SIGKILL for what is left after ``grace_s``.
+
+        A stopped process is made to go on, so that it can end in order.
 
         Returns:
             True when anything had to be ended.
@@ -101,6 +108,8 @@ class ProcessIdentity:
             return False
         leader = [process for process in members if process.pid == self.pid]
         _signal(leader or members, signal.SIGTERM)
+        if hasattr(signal, "SIGCONT"):
+            _signal(leader or members, signal.SIGCONT)
         _wait_until_gone(leader or members, timeout_s=grace_s)
         left = self.members()
         if left and leader and not any(process.pid == self.pid for process in left):
@@ -170,7 +179,7 @@ def start_time_s(pid: int) -> float:
 def exit_code(pid: int) -> int | None:
     """Give the exit code of a child of this process that has ended; None where that is not known."""
     child = _children.get(pid)
-    return child.poll() if child is not None else None
+    return child.poll() if child is not None else _exit_codes.get(pid)
 
 
 def last_lines(log: Path, *, since_bytes: int = 0, count: int = 15) -> str:
@@ -197,9 +206,20 @@ def wait_until(condition: Callable[[], bool], *, timeout_s: float, poll_s: float
     return True
 
 
-def _is_zombie(pid: int) -> bool:
+def _has_ended(process: psutil.Process) -> bool:
+    """Tell whether a process has gone, with all its threads and open ports; a child of ours is reaped on the way.
+
+    A zombie that is a child of ours may have threads that still end: it counts as gone when it can be reaped.
+    """
+    child = _children.get(process.pid)
+    if child is not None:
+        if child.poll() is None:
+            return False
+        _exit_codes[process.pid] = child.returncode
+        _children.pop(process.pid, None)
+        return True
     try:
-        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
 
@@ -211,11 +231,5 @@ def _signal(processes: Iterable[psutil.Process], number: signal.Signals) -> None
 
 
 def _wait_until_gone(processes: list[psutil.Process], *, timeout_s: float) -> list[psutil.Process]:
-    def left() -> list[psutil.Process]:
-        for pid in [p.pid for p in processes if p.pid in _children]:
-            if _children[pid].poll() is not None:
-                del _children[pid]
-        return [p for p in processes if p.is_running() and not _is_zombie(p.pid)]
-
-    wait_until(lambda: not left(), timeout_s=timeout_s, poll_s=0.02)
-    return left()
+    wait_until(lambda: all(_has_ended(process) for process in processes), timeout_s=timeout_s, poll_s=0.02)
+    return [process for process in processes if not _has_ended(process)]

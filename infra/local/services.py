@@ -30,6 +30,7 @@ _TITLES: Final = {"kafka": "Kafka", "redis": "Redis", "triton": "Triton"}
 _CHECK_TIMEOUT_S: Final = 5.0
 _FIRST_CHECKS_TIMEOUT_S: Final = 1.0
 _ATTEMPTS_OVER_PORTS: Final = 3
+_PORT_RELEASE_TIMEOUT_S: Final = 5.0
 _PORT_TAKEN: Final = (
     "address already in use",
     "failed to bind",
@@ -307,10 +308,13 @@ class LocalServices:
         if record is None or record.fingerprint != service.fingerprint or not record.identity.is_alive():
             return None
         try:
-            service.check(record.address, timeout_s=_CHECK_TIMEOUT_S)
+            answer = service.check(record.address, timeout_s=_CHECK_TIMEOUT_S)
         except ServiceError:
             return None
-        return ServiceStatus(name, "running", record.address, record.version, record.pid, log=record.log)
+        version = record.version or answer
+        if not record.is_ready:  # the command that started it was ended before it could note that
+            self._record(name, replace(record, version=version, is_ready=True))
+        return ServiceStatus(name, "running", record.address, version, record.pid, log=record.log)
 
     def _status(self, name: str) -> ServiceStatus:
         try:
@@ -348,10 +352,12 @@ class LocalServices:
             wanted = dict(earlier.ports)
         for attempt in range(1, _ATTEMPTS_OVER_PORTS + 1):
             ports = dict(same_ports) if same_ports is not None else choose_ports(wanted)
-            taken = [port for port in same_ports.values() if not is_port_free(port)] if same_ports is not None else []
-            if taken:
+            if same_ports is not None and not wait_until(
+                lambda: all(is_port_free(port) for port in same_ports.values()), timeout_s=_PORT_RELEASE_TIMEOUT_S
+            ):
+                taken = next(port for port in same_ports.values() if not is_port_free(port))
                 msg = (
-                    f"Port {taken[0]} of {service.title} has been taken by another process, expected it free; "
+                    f"Port {taken} of {service.title} has been taken by another process, expected it free; "
                     "end that process, or run `headrace services up` for another port"
                 )
                 raise ServiceError(msg)

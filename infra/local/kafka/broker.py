@@ -30,7 +30,6 @@ class KafkaService:
     standard_ports: ClassVar[Mapping[str, int]] = {"broker": 9092, "controller": 9093}
     start_timeout_s: ClassVar[float] = 120.0
     grace_s: ClassVar[float] = 30.0
-    fingerprint: ClassVar[str] = ""
 
     def __init__(
         self,
@@ -46,6 +45,11 @@ class KafkaService:
         self._cache = cache
         self._notify = notify
         self._jvm_flags = jvm_flags
+
+    @property
+    def fingerprint(self) -> str:
+        """The further flags of Java."""
+        return " ".join(self._jvm_flags)
 
     def prepare(self, ports: Mapping[str, int]) -> Launch:
         """Fetch the jars, write the configuration, format the storage; see :class:`infra.local.service.Service`."""
@@ -100,6 +104,9 @@ class KafkaService:
             "share.coordinator.state.topic.min.isr": 1,
             "share.coordinator.state.topic.num.partitions": 1,
             "group.initial.rebalance.delay.ms": 0,
+            # A broker that comes back after kill -9 is let in again only when its former session has run out.
+            "broker.session.timeout.ms": 4_000,
+            "broker.heartbeat.interval.ms": 1_000,
             # Records carry the times at which things happened, however long ago: none is refused, none expires.
             "log.message.timestamp.before.max.ms": _FOREVER_MS,
             "log.message.timestamp.after.max.ms": _FOREVER_MS,

@@ -100,6 +100,8 @@ class TritonService:
                 "--model-control-mode=explicit",
                 "--load-model=*",
                 "--exit-on-error=false",
+                "--allow-gpu-metrics=false",
+                "--pinned-memory-pool-byte-size=0",
                 "--strict-readiness=false",
                 *(f"--{role}-address={LOOPBACK}" for role in ("grpc", "http", "metrics")),
                 *(f"--{role}-port={ports[role]}" for role in ("grpc", "http", "metrics")),
