@@ -1,10 +1,349 @@
-"""Row filters: a small safe expression language, compiled to Arrow compute calls."""
+"""Row filters: a small safe expression language, compiled to Arrow compute calls.
 
-from typing import Any
+``event_type == 'click' and (amount > 10 or country in ('CH', 'AT'))`` is parsed by Python's own parser and then checked
+node by node against a list of what is allowed; nothing is ever evaluated as Python.
 
+- Comparisons ``== != < <= > >=`` (chains too), ``in``, ``not in``, ``is null``, ``is not null``.
+- ``and``, ``or``, ``not`` in three-valued logic; a comparison with null is null. A row passes where the filter is true.
+- Arithmetic ``+ - * / %`` in float64; division by zero is null; ``%`` takes the sign of its divisor.
+- Functions: see :data:`FUNCTION_NAMES`.
+- Literals: numbers, text, ``true``, ``false``, ``null``.
+"""
+
+import ast
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, NoReturn
+
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
+
+from schemas.errors import ConfigError
+
+Evaluate = Callable[[Any], Any]
+"""Computes a column (or a scalar) from a record batch or table."""
 
 
-def parse_expression(text: str, *, columns: pa.Schema, where: str) -> Any:
-    """Parse and check ``text`` against ``columns``; ``where`` names the place for error messages."""
-    raise NotImplementedError
+@dataclass(frozen=True)
+class _Node:
+    kind: str
+    evaluate: Evaluate
+
+
+@dataclass(frozen=True)
+class Expression:
+    """A checked expression, ready to run over columns.
+
+    Attributes:
+        text: As the user wrote it.
+        columns: Names of the columns it reads, sorted.
+        kind: ``"boolean"``, ``"number"``, ``"text"`` or ``"other"``.
+    """
+
+    text: str
+    columns: tuple[str, ...]
+    kind: str
+    _evaluate: Evaluate
+
+    def mask(self, batch: pa.RecordBatch | pa.Table) -> npt.NDArray[np.bool_]:
+        """Tell which rows pass, ``(n_rows,)``; null is false."""
+        result = self._evaluate(batch)
+        if isinstance(result, pa.Scalar):
+            return np.full(batch.num_rows, bool(result.as_py()), dtype=np.bool_)
+        if isinstance(result, pa.ChunkedArray):
+            result = result.combine_chunks()
+        mask: npt.NDArray[np.bool_] = pc.fill_null(result, fill_value=False).to_numpy(zero_copy_only=False)
+        return mask
+
+
+_COMPARISONS: Final[dict[type[ast.cmpop], tuple[str, Callable[..., Any]]]] = {
+    ast.Eq: ("==", pc.equal),
+    ast.NotEq: ("!=", pc.not_equal),
+    ast.Lt: ("<", pc.less),
+    ast.LtE: ("<=", pc.less_equal),
+    ast.Gt: (">", pc.greater),
+    ast.GtE: (">=", pc.greater_equal),
+}
+
+
+def _divide(left: Any, right: Any) -> Any:
+    return pc.divide(left, pc.if_else(pc.equal(right, 0.0), pa.scalar(None, pa.float64()), right))
+
+
+def _modulo(left: Any, right: Any) -> Any:
+    return pc.subtract(left, pc.multiply(right, pc.floor(_divide(left, right))))
+
+
+_ARITHMETIC: Final[dict[type[ast.operator], tuple[str, Callable[..., Any]]]] = {
+    ast.Add: ("+", pc.add),
+    ast.Sub: ("-", pc.subtract),
+    ast.Mult: ("*", pc.multiply),
+    ast.Div: ("/", _divide),
+    ast.Mod: ("%", _modulo),
+}
+
+
+@dataclass(frozen=True)
+class _Signature:
+    arguments: tuple[str, ...]
+    result: str
+    compute: Callable[..., Any]
+
+
+def _literal_pattern(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda values, pattern: function(values, pattern=pattern.as_py())
+
+
+_FUNCTIONS: Final[dict[str, _Signature]] = {
+    "abs": _Signature(("number",), "number", lambda x: pc.abs(_as_float(x))),
+    "floor": _Signature(("number",), "number", lambda x: pc.floor(_as_float(x))),
+    "ceil": _Signature(("number",), "number", lambda x: pc.ceil(_as_float(x))),
+    "lower": _Signature(("text",), "text", pc.utf8_lower),
+    "upper": _Signature(("text",), "text", pc.utf8_upper),
+    "length": _Signature(("text",), "number", pc.utf8_length),
+    "starts_with": _Signature(("text", "text literal"), "boolean", _literal_pattern(pc.starts_with)),
+    "ends_with": _Signature(("text", "text literal"), "boolean", _literal_pattern(pc.ends_with)),
+    "contains": _Signature(("text", "text literal"), "boolean", _literal_pattern(pc.match_substring)),
+}
+FUNCTION_NAMES: Final = tuple(sorted(_FUNCTIONS))
+"""Functions of the language: ``abs floor ceil`` of numbers, ``lower upper length`` of text, and ``starts_with``,
+``ends_with`` and ``contains`` of text and a text literal."""
+
+_ALLOWED: Final = (
+    "comparisons, and/or/not, in, is null, + - * / %, parentheses, literals, columns and the functions "
+    + ", ".join(FUNCTION_NAMES)
+)
+_WORDS: Final[dict[str, Any]] = {"null": None, "true": True, "false": False}
+_MAX_DEPTH: Final = 50
+
+
+def parse_expression(text: str, *, columns: pa.Schema, where: str) -> Expression:
+    """Parse and check a row filter.
+
+    Args:
+        text: The filter, e.g. ``"event_type == 'click'"``.
+        columns: Columns it may read.
+        where: Place it stands in, e.g. ``"view user_activity, feature 'clicks_5m'"``, for error messages.
+
+    Raises:
+        ConfigError: It is no expression of the language, reads an unknown column, mixes kinds, or is no condition.
+    """
+    compiler = _Compiler(text=text, columns=columns, where=where)
+    node = compiler.compile()
+    if node.kind not in {"boolean", "null"}:
+        compiler.fail(f"is a {node.kind}", "a condition that is true or false, such as \"event_type == 'click'\"")
+    return Expression(text=text, columns=tuple(sorted(compiler.used)), kind=node.kind, _evaluate=node.evaluate)
+
+
+class _Compiler:
+    """Turns one expression's syntax tree into nodes, refusing whatever is not listed."""
+
+    def __init__(self, *, text: str, columns: pa.Schema, where: str) -> None:
+        self.text = text
+        self.columns = columns
+        self.where = where
+        self.used: set[str] = set()
+
+    def fail(self, got: str, expected: str) -> NoReturn:
+        msg = f"{self.where}: `where` {self.text!r} {got}, expected {expected}"
+        raise ConfigError(msg)
+
+    def compile(self) -> _Node:
+        if not isinstance(self.text, str) or not self.text.strip():
+            self.fail("is empty", "a condition; leave `where` out for all rows")
+        try:
+            tree = ast.parse(self.text.strip(), mode="eval")
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as exc:
+            self.fail(f"can't be parsed ({getattr(exc, 'msg', exc)})", _ALLOWED)
+        return self.node(tree.body, depth=0)
+
+    def node(self, tree: ast.expr, *, depth: int) -> _Node:
+        if depth > _MAX_DEPTH:
+            self.fail(f"is nested deeper than {_MAX_DEPTH} levels", "a flatter condition")
+        if isinstance(tree, ast.Constant):
+            return self.literal(tree.value)
+        if isinstance(tree, ast.Name):
+            return self.name(tree.id)
+        compile_part: dict[type[ast.expr], Callable[..., _Node]] = {
+            ast.BoolOp: self.logic,
+            ast.UnaryOp: self.unary,
+            ast.BinOp: self.arithmetic,
+            ast.Compare: self.comparison,
+            ast.Call: self.call,
+        }
+        if (part := compile_part.get(type(tree))) is None:
+            self.fail(f"uses {ast.unparse(tree)!r}, which is not part of the language", _ALLOWED)
+        return part(tree, depth=depth)
+
+    def literal(self, value: object) -> _Node:
+        if value is None:
+            return _Node("null", lambda _: pa.scalar(None, pa.bool_()))
+        arrow: pa.DataType
+        if isinstance(value, bool):
+            kind, arrow = "boolean", pa.bool_()
+        elif isinstance(value, int) and -(2**63) <= value < 2**63:
+            kind, arrow = "number", pa.int64()
+        elif isinstance(value, float) and math.isfinite(value):
+            kind, arrow = "number", pa.float64()
+        elif isinstance(value, str):
+            kind, arrow = "text", pa.string()
+        else:
+            self.fail(f"uses the literal {value!r}", "64-bit numbers, text, true, false or null")
+        scalar = pa.scalar(value, arrow)
+        return _Node(kind, lambda _: scalar)
+
+    def name(self, name: str) -> _Node:
+        if name in self.columns.names:
+            self.used.add(name)
+            return _Node(_kind(self.columns.field(name).type), lambda batch: batch.column(name))
+        if name in _WORDS:
+            return self.literal(_WORDS[name])
+        return self.fail(f"reads {name!r}", f"one of the columns {self.columns.names}")
+
+    def logic(self, tree: ast.BoolOp, *, depth: int) -> _Node:
+        operands = [self.condition(value, depth=depth) for value in tree.values]
+        combine = pc.and_kleene if isinstance(tree.op, ast.And) else pc.or_kleene
+        first, *rest = operands
+
+        def evaluate(batch: Any) -> Any:
+            result = first(batch)
+            for operand in rest:
+                result = combine(result, operand(batch))
+            return result
+
+        return _Node("boolean", evaluate)
+
+    def condition(self, tree: ast.expr, *, depth: int) -> Evaluate:
+        node = self.node(tree, depth=depth + 1)
+        if node.kind not in {"boolean", "null"}:
+            self.fail(f"uses {ast.unparse(tree)!r} (a {node.kind}) as a condition", "something that is true or false")
+        return node.evaluate
+
+    def unary(self, tree: ast.UnaryOp, *, depth: int) -> _Node:
+        if isinstance(tree.op, ast.Not):
+            operand = self.condition(tree.operand, depth=depth)
+            return _Node("boolean", lambda batch: pc.invert(operand(batch)))
+        if isinstance(tree.op, ast.USub | ast.UAdd):
+            sign = -1 if isinstance(tree.op, ast.USub) else 1
+            if isinstance(tree.operand, ast.Constant) and type(tree.operand.value) in {int, float}:
+                return self.literal(sign * tree.operand.value)  # type: ignore[operator]  # checked to be a number above
+            inner = self.number(tree.operand, depth=depth)
+            return _Node("number", (lambda batch: pc.negate(inner(batch))) if sign < 0 else inner)
+        return self.fail(f"uses {ast.unparse(tree)!r}, which is not part of the language", _ALLOWED)
+
+    def number(self, tree: ast.expr, *, depth: int) -> Evaluate:
+        node = self.node(tree, depth=depth + 1)
+        if node.kind not in {"number", "null"}:
+            self.fail(f"calculates with {ast.unparse(tree)!r} (a {node.kind})", "a number there")
+        return lambda batch: _as_float(node.evaluate(batch))
+
+    def arithmetic(self, tree: ast.BinOp, *, depth: int) -> _Node:
+        if type(tree.op) not in _ARITHMETIC:
+            self.fail(f"uses {ast.unparse(tree)!r}, which is not part of the language", _ALLOWED)
+        _, compute = _ARITHMETIC[type(tree.op)]
+        left, right = self.number(tree.left, depth=depth), self.number(tree.right, depth=depth)
+        return _Node("number", lambda batch: compute(left(batch), right(batch)))
+
+    def comparison(self, tree: ast.Compare, *, depth: int) -> _Node:
+        parts: list[Evaluate] = []
+        left = tree.left
+        for operator, right in zip(tree.ops, tree.comparators, strict=True):
+            parts.append(self.compare(left, operator, right, depth=depth))
+            left = right
+        if len(parts) == 1:
+            return _Node("boolean", parts[0])
+
+        def evaluate(batch: Any) -> Any:
+            result = parts[0](batch)
+            for part in parts[1:]:
+                result = pc.and_kleene(result, part(batch))
+            return result
+
+        return _Node("boolean", evaluate)
+
+    def compare(self, left: ast.expr, operator: ast.cmpop, right: ast.expr, *, depth: int) -> Evaluate:
+        shown = f"{ast.unparse(left)} … {ast.unparse(right)}"
+        if isinstance(operator, ast.Is | ast.IsNot):
+            is_null = (isinstance(right, ast.Constant) and right.value is None) or (
+                isinstance(right, ast.Name) and right.id == "null" and "null" not in self.columns.names
+            )
+            if not is_null:
+                self.fail(
+                    f"uses `is` with {ast.unparse(right)!r}", "`is null` or `is not null`; compare values with =="
+                )
+            inner = self.node(left, depth=depth + 1).evaluate
+            check = pc.is_null if isinstance(operator, ast.Is) else pc.is_valid
+            return lambda batch: check(inner(batch))
+        if isinstance(operator, ast.In | ast.NotIn):
+            return self.membership(left, right, is_negated=isinstance(operator, ast.NotIn), depth=depth)
+        _, compute = _COMPARISONS[type(operator)]
+        a, b = self.node(left, depth=depth + 1), self.node(right, depth=depth + 1)
+        if "null" in {a.kind, b.kind}:
+            self.fail(f"compares with null in {shown!r}, which is never true", "`is null` or `is not null`")
+        if a.kind != b.kind or a.kind == "other":
+            self.fail(f"compares a {a.kind} with a {b.kind} in {shown!r}", "two numbers, two texts or two booleans")
+        if a.kind == "number":
+            return lambda batch: compute(*_same_width(a.evaluate(batch), b.evaluate(batch)))
+        return lambda batch: compute(a.evaluate(batch), b.evaluate(batch))
+
+    def membership(self, left: ast.expr, right: ast.expr, *, is_negated: bool, depth: int) -> Evaluate:
+        if not isinstance(right, ast.Tuple | ast.List | ast.Set) or not right.elts:
+            self.fail(f"uses `in` with {ast.unparse(right)!r}", "a list of literals such as ('CH', 'AT')")
+        node = self.node(left, depth=depth + 1)
+        if node.kind not in {"number", "text", "boolean"}:
+            self.fail(f"uses `in` with {ast.unparse(left)!r} (a {node.kind})", "a number, text or boolean there")
+        candidates = []
+        for element in right.elts:
+            item = self.node(element, depth=depth + 1)
+            if not isinstance(element, ast.Constant | ast.UnaryOp | ast.Name) or item.kind != node.kind:
+                self.fail(f"has {ast.unparse(element)!r} among its choices", f"literals that are {node.kind}s")
+            candidates.append(item.evaluate)
+
+        def evaluate(batch: Any) -> Any:
+            value = node.evaluate(batch)
+            result = pa.scalar(False, pa.bool_())
+            for candidate in candidates:
+                other = candidate(batch)
+                pair = _same_width(value, other) if node.kind == "number" else (value, other)
+                result = pc.or_kleene(result, pc.equal(*pair))
+            return pc.invert(result) if is_negated else result
+
+        return evaluate
+
+    def call(self, tree: ast.Call, *, depth: int) -> _Node:
+        name = tree.func.id if isinstance(tree.func, ast.Name) else ast.unparse(tree.func)
+        signature = _FUNCTIONS.get(name)
+        if signature is None or not isinstance(tree.func, ast.Name):
+            self.fail(f"calls {name!r}", f"one of the functions {list(FUNCTION_NAMES)}")
+        if tree.keywords or len(tree.args) != len(signature.arguments):
+            self.fail(f"calls {ast.unparse(tree)!r}", f"{name}({', '.join(signature.arguments)})")
+        arguments = []
+        for argument, wanted in zip(tree.args, signature.arguments, strict=True):
+            node = self.node(argument, depth=depth + 1)
+            is_literal = isinstance(argument, ast.Constant) and isinstance(argument.value, str)
+            if node.kind != wanted.removesuffix(" literal") or (wanted == "text literal" and not is_literal):
+                self.fail(f"calls {ast.unparse(tree)!r}", f"{name}({', '.join(signature.arguments)})")
+            arguments.append(node.evaluate)
+        return _Node(signature.result, lambda batch: signature.compute(*(value(batch) for value in arguments)))
+
+
+def _kind(arrow: pa.DataType) -> str:
+    if pa.types.is_boolean(arrow):
+        return "boolean"
+    if pa.types.is_integer(arrow) or pa.types.is_floating(arrow):
+        return "number"
+    return "text" if pa.types.is_string(arrow) or pa.types.is_large_string(arrow) else "other"
+
+
+def _as_float(value: Any) -> Any:
+    # Unsafe only in name: integers beyond 2**53 are rounded, which is what float64 arithmetic means.
+    return value if pa.types.is_float64(value.type) else pc.cast(value, pa.float64(), safe=False)
+
+
+def _same_width(left: Any, right: Any) -> tuple[Any, Any]:
+    if pa.types.is_integer(left.type) and pa.types.is_integer(right.type):
+        return left, right
+    return _as_float(left), _as_float(right)
