@@ -1,0 +1,246 @@
+import math
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from datetime import date
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from deltalake import DeltaTable, write_deltalake
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from schemas.aggregation import count
+from schemas.errors import SchemaMismatchError, SinkConflictError, SinkRejectedError, SinkUnavailableError
+from schemas.view import FeatureView
+from streams.sinks.offline import OfflineWriter, read_features, scan_features, table_schema, table_uri
+from tests.support.feature_rows import T0_US, make_rows, make_view
+
+VIEW = make_view()
+COUNTS = make_view("counts", features={"n": count().over("5m")})
+DAY_US = 86_400_000_000
+
+
+def numbered(view: FeatureView, numbers: range | list[int]) -> pa.Table:
+    return make_rows(view, [{"n": n, "source_offset": n} for n in numbers])
+
+
+def stored(root: Path, view: FeatureView = COUNTS) -> list[int]:
+    numbers: list[int] = read_features(root, view)["n"].to_pylist()
+    return sorted(numbers)
+
+
+class TestRows:
+    def test_rows_read_back_as_they_were_written(self, tmp_path: Path) -> None:
+        rows = make_rows(
+            VIEW,
+            [
+                {
+                    "clicks_5m": 2**63 - 1,
+                    "amount_mean_1h": -math.inf,
+                    "category_last": "☂",
+                    "clicked_last": False,
+                    "amounts": [0.1, None, math.inf],
+                    "categories": [],
+                    "prices": [[1.0], None],
+                    "watermark": None,
+                    "event_time": T0_US + 1,
+                },
+            ],
+        )
+        OfflineWriter(tmp_path).write(rows, view=VIEW, partition=0, offsets=[5])
+        read = read_features(tmp_path, VIEW)
+        assert read.schema == table_schema(VIEW)
+        assert read.drop_columns("event_date").equals(rows)
+        assert read["event_date"].to_pylist() == [date(2023, 11, 14)]
+
+    def test_days_are_those_of_event_time_in_utc(self, tmp_path: Path) -> None:
+        midnight = T0_US // DAY_US * DAY_US
+        times = [midnight - 1, midnight, -1, 0]
+        rows = make_rows(COUNTS, [{"event_time": time_us, "n": n} for n, time_us in enumerate(times)])
+        OfflineWriter(tmp_path).write(rows, view=COUNTS, partition=0, offsets=[1, 2, 3, 4])
+        days = read_features(tmp_path, COUNTS).sort_by("n")["event_date"].to_pylist()
+        assert days == [date(2023, 11, 13), date(2023, 11, 14), date(1969, 12, 31), date(1970, 1, 1)]
+        table = DeltaTable(table_uri(tmp_path, COUNTS))
+        assert table.metadata().partition_columns == ["event_date"]
+        assert {p["event_date"] for p in table.partitions()} == {str(day) for day in days}
+
+    def test_a_filter_reads_some_rows(self, tmp_path: Path) -> None:
+        rows = make_rows(COUNTS, [{"event_time": T0_US + day * DAY_US, "n": day} for day in range(3)])
+        OfflineWriter(tmp_path).write(rows, view=COUNTS, partition=0, offsets=range(3))
+        where = (pc.field("event_date") >= date(2023, 11, 15)) & (pc.field("n") < 2)
+        assert read_features(tmp_path, COUNTS, where=where)["n"].to_pylist() == [1]
+        assert scan_features(tmp_path, COUNTS).count_rows() == 3
+
+    def test_a_table_says_what_it_holds(self, tmp_path: Path) -> None:
+        OfflineWriter(tmp_path).write(numbered(COUNTS, [1]), view=COUNTS, partition=0, offsets=[1])
+        metadata = DeltaTable(tmp_path / "counts" / "v1").metadata()
+        assert metadata.configuration == {
+            "headrace.view": "counts",
+            "headrace.view_version": "1",
+            "headrace.definition_hash": COUNTS.definition_hash,
+        }
+        assert metadata.name == "counts_v1"
+
+    def test_no_rows_make_no_table(self, tmp_path: Path) -> None:
+        result = OfflineWriter(tmp_path).write(COUNTS.row_schema.empty_table(), view=COUNTS, partition=0, offsets=[])
+        assert not result
+        assert list(tmp_path.iterdir()) == []
+
+
+class TestOnce:
+    def test_a_repeated_write_is_skipped(self, tmp_path: Path) -> None:
+        writer = OfflineWriter(tmp_path)
+        first = writer.write(numbered(COUNTS, range(3)), view=COUNTS, partition=0, offsets=[10, 11, 12])
+        assert first
+        assert (first.rows, first.skipped, first.table_version) == (3, 0, 1)
+        for again in (writer, OfflineWriter(tmp_path)):
+            result = again.write(numbered(COUNTS, range(3)), view=COUNTS, partition=0, offsets=[10, 11, 12])
+            assert not result
+            assert (result.rows, result.skipped, result.table_version) == (0, 3, None)
+        assert stored(tmp_path) == [0, 1, 2]
+
+    def test_of_a_batch_that_overlaps_only_the_new_rows_are_appended(self, tmp_path: Path) -> None:
+        writer = OfflineWriter(tmp_path)
+        writer.write(numbered(COUNTS, range(5)), view=COUNTS, partition=0, offsets=range(5))
+        result = writer.write(numbered(COUNTS, range(3, 8)), view=COUNTS, partition=0, offsets=pa.array(range(3, 8)))
+        assert (result.rows, result.skipped) == (3, 2)
+        assert stored(tmp_path) == list(range(8))
+
+    def test_partitions_have_offsets_of_their_own(self, tmp_path: Path) -> None:
+        writer = OfflineWriter(tmp_path)
+        writer.write(numbered(COUNTS, [1]), view=COUNTS, partition=0, offsets=[100])
+        assert writer.write(numbered(COUNTS, [2]), view=COUNTS, partition=1, offsets=[7])
+        assert (writer.last_offset(COUNTS, 0), writer.last_offset(COUNTS, 1)) == (100, 7)
+        assert writer.last_offset(COUNTS, 2) is None
+
+    def test_the_last_offset_is_none_without_a_table(self, tmp_path: Path) -> None:
+        assert OfflineWriter(tmp_path).last_offset(COUNTS, 0) is None
+
+    def test_the_last_offset_outlives_a_checkpoint(self, tmp_path: Path) -> None:
+        writer = OfflineWriter(tmp_path)
+        for offset in range(3):
+            writer.write(numbered(COUNTS, [offset]), view=COUNTS, partition=0, offsets=[offset])
+        table = DeltaTable(table_uri(tmp_path, COUNTS))
+        table.optimize.compact()
+        table.create_checkpoint()
+        table.cleanup_metadata()
+        fresh = OfflineWriter(tmp_path)
+        assert fresh.last_offset(COUNTS, 0) == 2
+        assert not fresh.write(numbered(COUNTS, [2]), view=COUNTS, partition=0, offsets=[2])
+        assert stored(tmp_path) == [0, 1, 2]
+
+    @settings(max_examples=15, deadline=None)
+    @given(
+        steps=st.lists(st.tuples(st.integers(0, 3), st.integers(1, 6), st.booleans()), min_size=1, max_size=6),
+    )
+    def test_any_splitting_and_rewinding_leaves_each_row_once(self, steps: list[tuple[int, int, bool]]) -> None:
+        """Each step goes back by some rows, writes some, and may be made by a new writer, as after a crash."""
+        with tempfile.TemporaryDirectory() as directory:
+            writer, position, reached = OfflineWriter(directory), 0, 0
+            for back, size, is_restarted in steps:
+                writer = OfflineWriter(directory) if is_restarted else writer
+                position = max(0, position - back)
+                batch = range(position, position + size)
+                writer.write(numbered(COUNTS, batch), view=COUNTS, partition=0, offsets=[n * 2 for n in batch])
+                position = batch.stop
+                reached = max(reached, position)
+            assert stored(Path(directory)) == list(range(reached))
+
+    def test_writers_of_one_partition_at_the_same_time_leave_each_row_once(self, tmp_path: Path) -> None:
+        writers = [OfflineWriter(tmp_path) for _ in range(3)]
+
+        def write_all(writer: OfflineWriter) -> int:
+            return sum(
+                writer.write(numbered(COUNTS, range(n, n + 4)), view=COUNTS, partition=0, offsets=range(n, n + 4)).rows
+                for n in range(0, 20, 2)
+            )
+
+        with ThreadPoolExecutor(3) as pool:
+            appended = list(pool.map(write_all, writers))
+        assert stored(tmp_path) == list(range(22))
+        assert sum(appended) == 22
+
+    def test_writers_of_several_partitions_at_the_same_time_all_get_in(self, tmp_path: Path) -> None:
+        def write_all(partition: int) -> None:
+            writer = OfflineWriter(tmp_path)
+            for n in range(8):
+                number = partition * 100 + n
+                writer.write(numbered(COUNTS, [number]), view=COUNTS, partition=partition, offsets=[n])
+
+        with ThreadPoolExecutor(3) as pool:
+            list(pool.map(write_all, range(3)))
+        assert stored(tmp_path) == sorted(p * 100 + n for p in range(3) for n in range(8))
+
+
+class TestFailures:
+    def test_a_table_of_another_definition_is_refused_with_the_remedy(self, tmp_path: Path) -> None:
+        OfflineWriter(tmp_path).write(numbered(COUNTS, [1]), view=COUNTS, partition=0, offsets=[1])
+        changed = make_view("counts", features={"n": count().over("10m")})
+        message = (
+            f"has definition {COUNTS.definition_hash}, expected {changed.definition_hash}.*raise the view's version"
+        )
+        with pytest.raises(SchemaMismatchError, match=message):
+            OfflineWriter(tmp_path).write(numbered(changed, [2]), view=changed, partition=0, offsets=[2])
+        with pytest.raises(SchemaMismatchError, match=message):
+            read_features(tmp_path, changed)
+        with pytest.raises(SchemaMismatchError, match=message):
+            OfflineWriter(tmp_path).last_offset(changed, 0)
+
+    def test_the_remedy_works(self, tmp_path: Path) -> None:
+        OfflineWriter(tmp_path).write(numbered(COUNTS, [1]), view=COUNTS, partition=0, offsets=[1])
+        raised = make_view("counts", version=2, features={"n": count().over("10m")})
+        OfflineWriter(tmp_path).write(numbered(raised, [2]), view=raised, partition=0, offsets=[1])
+        assert (stored(tmp_path), stored(tmp_path, raised)) == ([1], [2])
+
+    def test_a_table_that_headrace_did_not_make_is_refused(self, tmp_path: Path) -> None:
+        write_deltalake(table_uri(tmp_path, COUNTS), pa.table({"a": [1]}))
+        with pytest.raises(SchemaMismatchError, match="has definition None"):
+            OfflineWriter(tmp_path).write(numbered(COUNTS, [1]), view=COUNTS, partition=0, offsets=[1])
+
+    def test_a_conflict_is_tried_again_after_a_fresh_look(self, tmp_path: Path) -> None:
+        slow, fast = OfflineWriter(tmp_path), OfflineWriter(tmp_path)
+        slow.write(numbered(COUNTS, [1]), view=COUNTS, partition=0, offsets=[1])
+        fast.write(numbered(COUNTS, [2, 3]), view=COUNTS, partition=0, offsets=[2, 3])
+        result = slow.write(numbered(COUNTS, [2, 3, 4]), view=COUNTS, partition=0, offsets=[2, 3, 4])
+        assert (result.rows, result.skipped) == (1, 2)
+        assert stored(tmp_path) == [1, 2, 3, 4]
+
+    def test_a_conflict_that_stays_is_an_error(self, tmp_path: Path) -> None:
+        slow, fast = OfflineWriter(tmp_path, attempts=1), OfflineWriter(tmp_path)
+        slow.write(numbered(COUNTS, [1]), view=COUNTS, partition=0, offsets=[1])
+        fast.write(numbered(COUNTS, [2]), view=COUNTS, partition=0, offsets=[2])
+        with pytest.raises(SinkConflictError, match="met another one 1 times"):
+            slow.write(numbered(COUNTS, [2]), view=COUNTS, partition=0, offsets=[2])
+        assert stored(tmp_path) == [1, 2]
+
+    def test_storage_that_does_not_answer_is_unavailable(self) -> None:
+        options = {
+            "AWS_ENDPOINT_URL": "http://127.0.0.1:1",
+            "AWS_REGION": "local",
+            "AWS_ACCESS_KEY_ID": "a",
+            "AWS_SECRET_ACCESS_KEY": "b",
+            "AWS_ALLOW_HTTP": "true",
+            "max_retries": "0",
+        }
+        writer = OfflineWriter("s3://bucket/features", storage_options=options)
+        with pytest.raises(SinkUnavailableError, match="s3://bucket/features/counts/v1 is not available") as caught:
+            writer.write(numbered(COUNTS, [1]), view=COUNTS, partition=0, offsets=[1])
+        assert caught.value.__cause__ is not None
+        assert caught.value.retry_after_ms > 0
+        assert "\x1b" not in str(caught.value)
+
+    def test_a_root_that_is_a_file_is_rejected(self, tmp_path: Path) -> None:
+        root = tmp_path / "file"
+        root.write_text("")
+        with pytest.raises(SinkRejectedError, match=r"file/counts/v1 refused the write.*Not a directory"):
+            OfflineWriter(root).write(numbered(COUNTS, [1]), view=COUNTS, partition=0, offsets=[1])
+
+    def test_reading_a_view_that_was_never_written_says_who_writes_it(self, tmp_path: Path) -> None:
+        with pytest.raises(SinkUnavailableError, match="expected the offline role or a backfill"):
+            read_features(tmp_path, COUNTS)
+
+    def test_offsets_must_be_one_for_each_row(self, tmp_path: Path) -> None:
+        with pytest.raises(SinkRejectedError, match="got 1 offsets for 2 rows"):
+            OfflineWriter(tmp_path).write(numbered(COUNTS, [1, 2]), view=COUNTS, partition=0, offsets=[1])
