@@ -32,10 +32,8 @@ def shared_services(tmp_path_factory: pytest.TempPathFactory, model_repository: 
         has_standard_ports=False,
         use_triton_fallback=settings.use_triton_fallback,
     )
-    try:
+    with services.guarded():
         yield services
-    finally:
-        services.down()
 
 
 @pytest.fixture(scope="session")

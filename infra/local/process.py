@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import sysconfig
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing import Final
 
 import psutil
 
+import infra
 from schemas.errors import ServiceError
 
 _START_TIME_TOLERANCE_S: Final = 0.05
@@ -174,6 +176,13 @@ def start_time_s(pid: int) -> float:
         return int(fields_after_name[19]) / os.sysconf("SC_CLK_TCK")
     except (OSError, IndexError):
         return psutil.Process(pid).create_time()
+
+
+def project_path(environment: Mapping[str, str]) -> str:
+    """Make a PYTHONPATH by which a child that runs elsewhere finds this project and this interpreter's packages."""
+    project = str(Path(infra.__path__[0]).parent)
+    packages = dict.fromkeys([sysconfig.get_path("purelib"), sysconfig.get_path("platlib")])
+    return os.pathsep.join(filter(None, (project, *packages, environment.get("PYTHONPATH"))))
 
 
 def exit_code(pid: int) -> int | None:

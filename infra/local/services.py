@@ -5,15 +5,17 @@ others are recorded in ``<home>/services.json``, so that any later command finds
 signalled only when its id and its start time are those of the record.
 """
 
+import contextlib
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Final, Literal
 
+from infra.local.guard import watch
 from infra.local.health import check_kafka, check_redis, check_triton
 from infra.local.kafka.broker import KafkaService
 from infra.local.port import choose_ports, is_port_free
@@ -31,12 +33,8 @@ _CHECK_TIMEOUT_S: Final = 5.0
 _FIRST_CHECKS_TIMEOUT_S: Final = 1.0
 _ATTEMPTS_OVER_PORTS: Final = 3
 _PORT_RELEASE_TIMEOUT_S: Final = 5.0
-_PORT_TAKEN: Final = (
-    "address already in use",
-    "failed to bind",
-    "bindexception",
-    "only one usage of each socket address",
-)
+_PORT_TAKEN: Final = ("already in use", "failed to bind", "only one usage of each socket address")
+"""How a service that cannot have its port says so in its log, in lower case."""
 
 State = Literal["given", "running", "unhealthy", "stopped"]
 
@@ -122,7 +120,8 @@ class LocalServices:
         self.home = home.absolute()
         self._given = given or ServiceAddresses()
         self._has_standard_ports = has_standard_ports
-        self._guard = threading.Lock()
+        self._environment = environment
+        self._state_lock = threading.Lock()
         services: tuple[Service, ...] = (
             KafkaService(
                 self.home, environment=environment, cache=cache.absolute(), notify=notify, jvm_flags=kafka_jvm_flags
@@ -185,6 +184,18 @@ class LocalServices:
             return ServiceAddresses(
                 **{name: future.result().address for name, future in zip(names, futures, strict=True)}
             )
+
+    @contextlib.contextmanager
+    def guarded(self) -> Iterator[None]:
+        """End all services when the block is left, or when this process is killed inside it.
+
+        For a run that owns its services from start to end, such as a session of tests.
+        """
+        with watch(self.home, environment=self._environment):
+            try:
+                yield
+            finally:
+                self.down()
 
     def down(self, which: Iterable[str] = SERVICE_NAMES) -> list[str]:
         """End the services that Headrace started, all at once, and clean up after them; given ones are left alone.
@@ -425,7 +436,7 @@ class LocalServices:
         return f"is not healthy {service.start_timeout_s:.0f} s after its start ({reason})"
 
     def _record(self, name: str, record: ServiceRecord | None) -> None:
-        with self._guard:
+        with self._state_lock:
             records = read_state(self.home)
             if record is None:
                 records.pop(name, None)

@@ -2,6 +2,7 @@
 
 import hashlib
 import importlib.util
+import os
 import shutil
 import subprocess
 import sys
@@ -10,9 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar, Final
 
-import infra
 from infra.local.health import check_triton
 from infra.local.port import LOOPBACK
+from infra.local.process import project_path
 from infra.local.service import Launch, Notify
 from schemas.errors import ServiceError
 
@@ -124,10 +125,8 @@ class TritonService:
         """Make the Python processes of the server find this interpreter, its packages and this project."""
         environment = dict(self._environment)
         interpreter = str(Path(sys.executable).parent)
-        environment["PATH"] = ":".join(filter(None, (interpreter, environment.get("PATH"))))
-        packages = dict.fromkeys([sysconfig.get_path("purelib"), sysconfig.get_path("platlib")])
-        project = str(Path(infra.__path__[0]).parent)
-        environment["PYTHONPATH"] = ":".join(filter(None, (project, *packages, environment.get("PYTHONPATH"))))
+        environment["PATH"] = os.pathsep.join(filter(None, (interpreter, environment.get("PATH"))))
+        environment["PYTHONPATH"] = project_path(environment)
         environment["PYTHONUNBUFFERED"] = "1"
         return environment
 
