@@ -245,8 +245,9 @@ def write_model(
 def _as_of_rows(rows: pa.Table) -> pa.Table:
     return rows.filter(pc.equal(rows["pane"], str(Pane.EARLY)))
 
+
+def _join_labels(triggers: pa.Table, outcomes: pa.Table, *, entity: str, label: Label) -> pl.DataFrame:
     """Find the triggers that have a label, by event time: ``_row``, ``event_time``, ``_label``, ``_labelled``."""
-    """Find the triggers with a label, by event time: ``_row`` (of the trigger), ``event_time``, ``_label``, ``_labelled``."""
     scored = cast(
         pl.DataFrame,
         pl.from_arrow(pa.table({"_entity": triggers[entity], "event_time": triggers["event_time"].cast(pa.int64())})),
