@@ -1,0 +1,345 @@
+"""Every Prometheus metric of every role, in one place.
+
+Names carry their unit (``_seconds``, ``_bytes``) and counters end in ``_total``. Labels take values that definitions,
+Kafka partitions and fixed lists bound: never an entity, an offset or a message. Should they still be too many, the rest
+is counted under ``other``.
+"""
+
+import logging
+import threading
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Final, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+from prometheus_client import CollectorRegistry, Counter, Gauge, PlatformCollector, ProcessCollector, start_http_server
+
+from schemas.errors import ConfigError
+from schemas.time import END_OF_TIME_US, MINUS_INFINITY_US
+from streams.observability.histogram import ArrayHistogram
+
+logger = logging.getLogger(__name__)
+
+FRESHNESS_BUCKETS_S: Final = (
+    *(0.005, 0.01, 0.02, 0.03, 0.045, 0.06, 0.08, 0.1, 0.12, 0.135, 0.15, 0.165, 0.18, 0.2, 0.225),
+    *(0.25, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0),
+)
+"""Finest around 0.15 s and 0.25 s, the promised bounds, which are themselves among them: the share within is exact."""
+DURATION_BUCKETS_S: Final = (
+    *(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0),
+)
+ROWS_BUCKETS: Final = (1, 3, 10, 30, 100, 300, 1_000, 3_000, 10_000, 30_000, 100_000, 300_000)
+MAX_SERIES: Final = 2_000
+"""Series of one metric, after which further ones are counted under ``other``."""
+
+
+class Metrics:
+    """What the workers of a process report.
+
+    Every method is safe to call from any thread, returns at once and never fails on account of what it is told.
+
+    Args:
+        registry: Where the metrics live; a new registry with the process's own metrics when left out.
+    """
+
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        if registry is None:
+            registry = CollectorRegistry()
+            ProcessCollector(registry=registry)
+            PlatformCollector(registry=registry)
+        self.registry = registry
+        self._lock = threading.Lock()
+        self._seen: dict[str, set[tuple[str, ...]]] = {}
+
+        self._rows = self._counter(
+            "headrace_rows_total",
+            "Rows by what became of them; reason is empty where the outcome says it all.",
+            labels=("role", "view", "outcome", "reason"),
+        )
+        self._dead_letters = self._counter(
+            "headrace_dead_letters_total",
+            "Rows that went to a source's dead-letter topic.",
+            labels=("source", "reason"),
+        )
+        self._batch_duration = self._histogram(
+            "headrace_batch_duration_seconds", "Work on one batch.", labels=("role",), buckets=DURATION_BUCKETS_S
+        )
+        self._batch_rows = self._histogram(
+            "headrace_batch_rows", "Rows of one batch.", labels=("role",), buckets=ROWS_BUCKETS
+        )
+        self._epoch_duration = self._histogram(
+            "headrace_epoch_duration_seconds",
+            "Commit of one epoch, from flush to acknowledged.",
+            labels=("role",),
+            buckets=DURATION_BUCKETS_S,
+        )
+        self._epoch_rows = self._histogram(
+            "headrace_epoch_rows", "Rows that one epoch made visible.", labels=("role",), buckets=ROWS_BUCKETS
+        )
+        self._watermark = self._gauge(
+            "headrace_watermark_timestamp_seconds", "Watermark, as Unix time.", labels=("view", "partition")
+        )
+        self._watermark_lag = self._gauge(
+            "headrace_watermark_lag_seconds",
+            "Time of computing minus watermark, at the last batch.",
+            labels=("view", "partition"),
+        )
+        self._event_time_lag = self._gauge(
+            "headrace_event_time_lag_seconds",
+            "Time of computing minus newest event time, at the last batch.",
+            labels=("view", "partition"),
+        )
+        self._consumer_lag = self._gauge(
+            "headrace_consumer_lag_records",
+            "Records between a role's position and the end of a partition.",
+            labels=("role", "topic", "partition"),
+        )
+        self._freshness = self._histogram(
+            "headrace_freshness_seconds",
+            "Event in the broker until its features were readable in the online store.",
+            labels=("view",),
+            buckets=FRESHNESS_BUCKETS_S,
+        )
+        self._online_rows = self._counter(
+            "headrace_online_rows_total",
+            "Rows given to the online store: written, or superseded by a newer one.",
+            labels=("view", "outcome"),
+        )
+        self._offline_rows = self._counter(
+            "headrace_offline_rows_total",
+            "Rows given to the offline store: appended, or skipped as already there.",
+            labels=("view", "outcome"),
+        )
+        self._offline_commits = self._counter(
+            "headrace_offline_commits_total", "Commits to the offline store.", labels=("view",)
+        )
+        self._offline_commit_duration = self._histogram(
+            "headrace_offline_commit_duration_seconds",
+            "One write to the offline store.",
+            labels=("view",),
+            buckets=DURATION_BUCKETS_S,
+        )
+        self._store_retries = self._counter(
+            "headrace_store_retries_total", "Calls repeated because a store did not answer.", labels=("role", "store")
+        )
+        self._scores = self._counter(
+            "headrace_scores_total",
+            "Scores; complete says whether every feature was there.",
+            labels=("model", "arm", "served_by", "complete"),
+        )
+        self._score_latency = self._histogram(
+            "headrace_score_latency_seconds",
+            "Time of a score's stages; total is event in the broker until the score was there.",
+            labels=("model", "stage"),
+            buckets=FRESHNESS_BUCKETS_S,
+        )
+        self._lineage_events = self._counter("headrace_lineage_events_total", "OpenLineage events sent.", labels=())
+        self._lineage_failures = self._counter(
+            "headrace_lineage_failures_total", "OpenLineage events lost.", labels=("reason",)
+        )
+
+    def batch_processed(self, role: str, *, rows: int, seconds: float) -> None:
+        """Report a batch that a role has worked on."""
+        self._observe(self._batch_duration, seconds, role)
+        self._observe(self._batch_rows, float(rows), role)
+
+    def rows_counted(self, role: str, view: str, counts: Mapping[str, int], *, reason: str = "") -> None:
+        """Report what became of rows, by outcome."""
+        for outcome, rows in counts.items():
+            self._add(self._rows, rows, role, view, outcome, reason)
+
+    def dead_letters(self, source: str, reasons: Mapping[str, int] | pa.ChunkedArray | pa.Array) -> None:
+        """Report dead letters: counts by reason, or the column of their reasons."""
+        if not isinstance(reasons, Mapping):
+            reasons = {entry["values"]: entry["counts"] for entry in pc.value_counts(reasons).to_pylist()}
+        for reason, rows in reasons.items():
+            self._add(self._dead_letters, rows, source, reason)
+
+    def watermark(
+        self, view: str, *, partition: int, watermark_us: int, computed_time_us: int, event_time_us: int | None = None
+    ) -> None:
+        """Report the watermark of a view's partition after a batch, and the newest event time when there was one.
+
+        While the watermark is minus infinity it is not reported.
+        """
+        labels = (view, str(partition))
+        if MINUS_INFINITY_US < watermark_us < END_OF_TIME_US:
+            self._set(self._watermark, watermark_us / 1e6, *labels)
+            self._set(self._watermark_lag, (computed_time_us - watermark_us) / 1e6, *labels)
+        if event_time_us is not None:
+            self._set(self._event_time_lag, (computed_time_us - event_time_us) / 1e6, *labels)
+
+    def consumer_lag(self, role: str, *, topic: str, partition: int, records: int) -> None:
+        """Report how many records a role has yet to read from a partition."""
+        self._set(self._consumer_lag, records, role, topic, str(partition))
+
+    def forget_partition(self, role: str, *, topic: str, partition: int, views: Collection[str] = ()) -> None:
+        """Take back the gauges of a partition that this worker has handed over, so that they do not stand still here.
+
+        Args:
+            role: The role.
+            topic: Topic of the partition.
+            partition: The partition.
+            views: Views whose watermarks were reported for it.
+        """
+        self._remove(self._consumer_lag, role, topic, str(partition))
+        for view in views:
+            for gauge in (self._watermark, self._watermark_lag, self._event_time_lag):
+                self._remove(gauge, view, str(partition))
+
+    def epoch_committed(self, role: str, *, seconds: float, rows: int | None = None) -> None:
+        """Report a committed epoch."""
+        self._observe(self._epoch_duration, seconds, role)
+        if rows is not None:
+            self._observe(self._epoch_rows, float(rows), role)
+
+    def freshness(self, view: str, *, broker_time: pa.ChunkedArray | pa.Array, readable_time_us: int) -> None:
+        """Report rows that became readable in the online store.
+
+        Args:
+            view: Name of the view.
+            broker_time: Kafka's record timestamps of the events that made the rows; null where unknown.
+            readable_time_us: When the store had acknowledged the rows.
+        """
+        broker_time_us = pc.drop_null(broker_time).cast(pa.int64()).to_numpy()
+        self._observe(self._freshness, (readable_time_us - broker_time_us) / 1e6, view)
+
+    def online_written(self, view: str, *, written: int, superseded: int) -> None:
+        """Report a write to the online store."""
+        self._add(self._online_rows, written, view, "written")
+        self._add(self._online_rows, superseded, view, "superseded")
+
+    def offline_committed(self, view: str, *, rows: int, seconds: float, skipped: int = 0) -> None:
+        """Report a write to the offline store; it was a commit if it appended rows."""
+        self._add(self._offline_rows, rows, view, "appended")
+        self._add(self._offline_rows, skipped, view, "skipped")
+        self._add(self._offline_commits, 1 if rows else 0, view)
+        self._observe(self._offline_commit_duration, seconds, view)
+
+    def store_retried(self, role: str, *, store: str) -> None:
+        """Report that a call is repeated because a store (``redis``, ``delta``, ``triton``) did not answer."""
+        self._add(self._store_retries, 1, role, store)
+
+    def scored(self, model: str, *, arm: str, served_by: str, complete: int, incomplete: int = 0) -> None:
+        """Report scores, those with every feature there and those without."""
+        self._add(self._scores, complete, model, arm, served_by, "true")
+        self._add(self._scores, incomplete, model, arm, served_by, "false")
+
+    def score_latency(self, model: str, *, stage: str, seconds: float | NDArray[np.float64]) -> None:
+        """Report the time that scores spent in a stage; NaN where unknown."""
+        self._observe(self._score_latency, seconds, model, stage)
+
+    def lineage_sent(self) -> None:
+        """Report a lineage event that was sent."""
+        self._add(self._lineage_events, 1)
+
+    def lineage_failed(self, reason: str, *, events: int = 1) -> None:
+        """Report lineage events that were lost: ``queue_full``, ``rejected`` or ``closed``."""
+        self._add(self._lineage_failures, events, reason)
+
+    def _counter(self, name: str, documentation: str, *, labels: tuple[str, ...]) -> Counter:
+        return Counter(name, documentation, labels, registry=self.registry)
+
+    def _gauge(self, name: str, documentation: str, *, labels: tuple[str, ...]) -> Gauge:
+        return Gauge(name, documentation, labels, registry=self.registry)
+
+    def _histogram(
+        self, name: str, documentation: str, *, labels: tuple[str, ...], buckets: tuple[float, ...]
+    ) -> ArrayHistogram:
+        return ArrayHistogram(name, documentation, labels=labels, buckets=buckets, registry=self.registry)
+
+    def _add(self, counter: Counter, amount: int, *labels: str) -> None:
+        # A series is made even for 0: a rate over it is then 0 and not absent.
+        bounded = self._bounded(counter, labels)
+        (counter.labels(*bounded) if bounded else counter).inc(amount)
+
+    def _set(self, gauge: Gauge, value: float, *labels: str) -> None:
+        gauge.labels(*self._bounded(gauge, labels)).set(value)
+
+    def _observe(self, histogram: ArrayHistogram, values: float | NDArray[np.float64], *labels: str) -> None:
+        histogram.observe(values, *self._bounded(histogram, labels))
+
+    def _remove(self, gauge: Gauge, *labels: str) -> None:
+        with self._lock:
+            self._seen.get(_name(gauge), set()).discard(labels)
+        try:
+            gauge.remove(*labels)
+        except KeyError:
+            return
+
+    def _bounded(self, metric: Any, labels: tuple[str, ...]) -> tuple[str, ...]:
+        name = _name(metric)
+        with self._lock:
+            seen = self._seen.setdefault(name, set())
+            if labels in seen:
+                return labels
+            if len(seen) < MAX_SERIES:
+                seen.add(labels)
+                return labels
+            if len(seen) == MAX_SERIES:
+                seen.add(("other",) * len(labels))
+                logger.warning(
+                    "%s has %d series, further ones are counted as other, such as %s", name, MAX_SERIES, labels
+                )
+        return ("other",) * len(labels)
+
+
+def _name(metric: Any) -> str:
+    return metric.name if isinstance(metric, ArrayHistogram) else str(metric._name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricsServer:
+    """An HTTP endpoint that Prometheus scrapes, ``/metrics``; a context manager that closes it.
+
+    Attributes:
+        address: Address it listens on.
+        port: Port it listens on, also when any free one was asked for.
+    """
+
+    address: str
+    port: int
+    _server: Any
+    _thread: threading.Thread
+
+    @property
+    def url(self) -> str:
+        """Where to scrape."""
+        return f"http://{self.address}:{self.port}/metrics"
+
+    def close(self) -> None:
+        """Stop listening, and wait until the last answer is out."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def serve_metrics(metrics: Metrics, *, port: int, address: str = "127.0.0.1") -> MetricsServer:
+    """Serve metrics over HTTP from a thread of their own.
+
+    Args:
+        metrics: What is served.
+        port: Port to listen on; 0 takes any free one, see :attr:`MetricsServer.port`.
+        address: Address to listen on; ``0.0.0.0`` for all, as a container needs.
+
+    Raises:
+        ConfigError: The port is taken or the address is none of this machine's.
+    """
+    try:
+        server, thread = start_http_server(port, addr=address, registry=metrics.registry)
+    except OSError as exc:
+        msg = f"metrics cannot be served on {address}:{port} ({exc.strerror}), expected a free port; 0 takes any"
+        raise ConfigError(msg) from exc
+    return MetricsServer(address=address, port=server.server_port, _server=server, _thread=thread)
