@@ -2,11 +2,12 @@
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sysconfig
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -18,6 +19,7 @@ from schemas.errors import ServiceError
 
 _START_TIME_TOLERANCE_S: Final = 0.05
 _PROC: Final = Path("/proc")
+_ERROR: Final = re.compile(r"\b(ERROR|FATAL|Error:|Exception|Caused by)|^[EF]\d{4} |^Traceback ")
 _LOG_ROTATE_BYTES: Final = 16 * 1024 * 1024
 _children: Final[dict[int, subprocess.Popen[bytes]]] = {}
 """Children of this process by process id: kept so that an ended one is reaped and leaves no zombie."""
@@ -72,11 +74,12 @@ class ProcessIdentity:
                         found.setdefault(process.pid, process)
         return [process for process in found.values() if not _has_ended(process)]
 
-    def listens_on(self, port: int) -> bool:
-        """Tell whether the process, or one that it started, is the one that listens on ``port``.
+    def listens_on(self, ports: Collection[int]) -> bool:
+        """Tell whether the process, together with those that it started, listens on all of ``ports``.
 
         Where the operating system does not say, the answer is yes.
         """
+        listening: set[int] = set()
         for process in self.members():
             try:
                 connections = process.net_connections(kind="tcp")
@@ -84,9 +87,8 @@ class ProcessIdentity:
                 return True
             except psutil.Error:
                 continue
-            if any(c.status == psutil.CONN_LISTEN and c.laddr and c.laddr.port == port for c in connections):
-                return True
-        return False
+            listening.update(c.laddr.port for c in connections if c.status == psutil.CONN_LISTEN and c.laddr)
+        return listening.issuperset(ports)
 
     def _is_zombie(self) -> bool:
         try:
@@ -191,18 +193,25 @@ def exit_code(pid: int) -> int | None:
     return child.poll() if child is not None else _exit_codes.get(pid)
 
 
-def last_lines(log: Path, *, since_bytes: int = 0, count: int = 15) -> str:
-    """Read the last lines of a log, from ``since_bytes`` on (from its start if it has been rotated since)."""
+def read_lines(log: Path, *, since_bytes: int) -> list[str]:
+    """Read the lines of a log that are not blank, from ``since_bytes`` on (from its start if it was rotated since)."""
     try:
-        size = log.stat().st_size
-        start = since_bytes if since_bytes <= size else 0
+        start = since_bytes if since_bytes <= log.stat().st_size else 0
         with log.open("rb") as lines:
-            lines.seek(max(start, size - 64 * 1024))
+            lines.seek(start)
             text = lines.read().decode("utf-8", errors="replace")
     except OSError as exc:
-        return f"(the log cannot be read: {exc})"
-    tail = [line for line in text.splitlines() if line.strip()][-count:]
-    return "\n".join(f"    {line[:300]}" for line in tail) or "    (the log is empty)"
+        return [f"(the log cannot be read: {exc})"]
+    return [line for line in text.splitlines() if line.strip()]
+
+
+def telling_lines(lines: Sequence[str], *, count: int = 8) -> str:
+    """Quote the last ``count`` lines of a log, and before them the last that report errors, as shutdowns are chatty."""
+    tail_start = max(0, len(lines) - count)
+    errors = [line for line in lines[:tail_start] if _ERROR.search(line)][-count:]
+    quoted = [*errors, "..."] if errors else []
+    quoted += lines[tail_start:]
+    return "\n".join(f"    {line[:300]}" for line in quoted) or "    (the log is empty)"
 
 
 def wait_until(condition: Callable[[], bool], *, timeout_s: float, poll_s: float = 0.05) -> bool:

@@ -19,7 +19,7 @@ from infra.local.guard import watch
 from infra.local.health import check_kafka, check_redis, check_triton
 from infra.local.kafka.broker import KafkaService
 from infra.local.port import choose_ports, is_port_free
-from infra.local.process import exit_code, last_lines, spawn, wait_until
+from infra.local.process import exit_code, read_lines, spawn, telling_lines, wait_until
 from infra.local.service import Launch, Notify, Service
 from infra.local.state import ServiceRecord, locked, read_state, write_state
 from infra.local.triton.server import TritonService
@@ -382,14 +382,14 @@ class LocalServices:
                     name, "running", launch.address, read_state(self.home)[name].version, record.pid, log=record.log
                 )
                 return replace(status, took_ms=round((time.monotonic() - began_s) * 1_000))
-            tail = last_lines(Path(record.log), since_bytes=log_start)
+            lines = read_lines(Path(record.log), since_bytes=log_start)
             self._end([name])
-            is_port_taken = any(sign in tail.lower() for sign in _PORT_TAKEN)
+            is_port_taken = any(sign in line.lower() for line in lines for sign in _PORT_TAKEN)
             if not is_port_taken or same_ports is not None or attempt == _ATTEMPTS_OVER_PORTS:
                 break
             wanted = dict.fromkeys(wanted, 0)
         msg = (
-            f"{service.title} {failure}. The last lines of {record.log}:\n{tail}\n"
+            f"{service.title} {failure}. From {record.log}:\n{telling_lines(lines)}\n"
             f"Put right what they say and run `headrace services up` again (data: {self.home / name}), "
             f"or set HEADRACE_{name.upper()} to the address of a running one"
         )
@@ -416,7 +416,6 @@ class LocalServices:
     ) -> str | None:
         """Wait for the process to answer at its own port; return what went wrong, None when nothing did."""
         reason = "it was never asked"
-        main_port = next(iter(record.ports.values()))
         deadline_s = time.monotonic() + service.start_timeout_s
         while time.monotonic() < deadline_s:
             if cancelled is not None and cancelled.is_set():
@@ -426,10 +425,10 @@ class LocalServices:
                 return "ended while starting" + (f" with exit code {code}" if code is not None else "")
             try:
                 version = service.check(launch.address, timeout_s=_FIRST_CHECKS_TIMEOUT_S)
-                if record.identity.listens_on(main_port):
+                if record.identity.listens_on(record.ports.values()):
                     self._record(service.name, replace(record, version=launch.version or version, is_ready=True))
                     return None
-                reason = f"another process answers at {launch.address}"
+                reason = f"it does not listen on all of its ports, {', '.join(map(str, record.ports.values()))}"
             except ServiceError as exc:
                 reason = str(exc)
             time.sleep(0.05)
