@@ -1,5 +1,6 @@
 """Choice of loopback ports for services that run beside whatever else the machine has."""
 
+import re
 import secrets
 import socket
 from collections.abc import Collection, Mapping
@@ -12,6 +13,7 @@ _FREE_PORTS: Final = range(15_000, 32_000)
 """Below the ports that systems give to outgoing connections. A client that keeps trying to reach a service which is
 down would, on one of those, sooner or later be given the service's own port and be connected to itself."""
 _TRIES: Final = 200
+_ADDRESS: Final = re.compile(r"(?:(?P<host>[\w.-]+)|\[(?P<ipv6>[0-9A-Fa-f:.%\w]+)\]):(?P<port>[0-9]{1,5})", re.ASCII)
 
 
 def is_port_free(port: int) -> bool:
@@ -72,11 +74,11 @@ def split_address(address: str, *, service: str) -> tuple[str, int]:
     Raises:
         ServiceError: ``address`` is not of that form.
     """
-    host, colon, port = address.rpartition(":")
-    if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65_536:
+    match = _ADDRESS.fullmatch(address)
+    if match is None or not 0 < int(match["port"]) < 65_536:
         msg = f"The address of {service} is {address!r}, expected host:port with a port from 1 to 65535"
         raise ServiceError(msg)
-    return host.strip("[]"), int(port)
+    return match["ipv6"] or match["host"], int(match["port"])
 
 
 def accepts_connections(address: str, *, service: str, timeout_s: float = 1.0) -> bool:

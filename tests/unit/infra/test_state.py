@@ -1,0 +1,57 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from infra.local.state import ServiceRecord, locked, read_state, state_path, write_state
+from schemas.errors import ServiceError
+
+REDIS = ServiceRecord(
+    pid=42,
+    started_at_s=1234.56,
+    address="redis://127.0.0.1:6379/0",
+    ports={"redis": 6379},
+    version="Valkey 9.1.2",
+    log="/logs/redis.log",
+    is_ready=True,
+)
+
+
+def test_records_are_read_as_they_were_written(tmp_path: Path) -> None:
+    write_state(tmp_path / "home", {"redis": REDIS})
+
+    assert read_state(tmp_path / "home") == {"redis": REDIS}
+    assert [path.name for path in (tmp_path / "home").iterdir()] == ["services.json"]
+
+
+def test_without_records_there_is_no_file(tmp_path: Path) -> None:
+    write_state(tmp_path, {"redis": REDIS})
+    write_state(tmp_path, {})
+
+    assert not state_path(tmp_path).exists()
+    assert read_state(tmp_path) == {}
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", "{}", '{"format": 1}', '{"format": 1, "services": {"redis": {"pid": 1}}}']
+)
+def test_a_damaged_file_is_an_error_that_says_what_to_do(tmp_path: Path, content: str) -> None:
+    state_path(tmp_path).write_text(content, encoding="utf-8")
+
+    with pytest.raises(ServiceError, match=r"services.json cannot be read .* then delete it"):
+        read_state(tmp_path)
+
+
+def test_a_file_of_another_version_is_left_to_that_version(tmp_path: Path) -> None:
+    state_path(tmp_path).write_text(json.dumps({"format": 7, "services": {}}), encoding="utf-8")
+
+    with pytest.raises(ServiceError, match="has format 7, expected 1; end its services with the version"):
+        read_state(tmp_path)
+
+
+def test_a_home_is_held_by_one_command_at_a_time(tmp_path: Path) -> None:
+    with locked(tmp_path), pytest.raises(ServiceError, match="held by another command"), locked(tmp_path, timeout_s=0):
+        pytest.fail("the lock was given twice")
+
+    with locked(tmp_path, timeout_s=0):
+        pass
