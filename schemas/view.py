@@ -89,7 +89,17 @@ class FeatureView:
         if not self.features:
             msg = f"view {self.name}: `features` is empty, expected at least one feature"
             raise ConfigError(msg)
+        key_type = self.source.schema.arrow_schema.field(self.entity.key).type
+        if not (pa.types.is_string(key_type) or pa.types.is_integer(key_type)):
+            msg = f"view {self.name}: entity key {self.entity.key!r} is {key_type}, expected text or an integer"
+            raise ConfigError(msg)
         completed = {name: self._complete(name, feature) for name, feature in self.features.items()}
+        if self.emit == "on_close" and self.gap is None and not any(f.is_windowed for f in completed.values()):
+            msg = (
+                f"view {self.name}: `emit` is 'on_close' but no feature has a window, so no row would ever be made; "
+                "expected 'latest' or 'every_event', or a feature with `.over('5m')`"
+            )
+            raise ConfigError(msg)
         object.__setattr__(self, "features", completed)
 
     def _complete(self, name: str, feature: Feature | Aggregation) -> Feature:
@@ -108,6 +118,12 @@ class FeatureView:
             raise ConfigError(msg)
         if self.gap is not None and feature.size_us is not None:
             msg = f"{where} has a window size in a session view, expected no `over` (the session is its window); put it into a sliding view"
+            raise ConfigError(msg)
+        if feature.size_us is not None and feature.size_us < (self.slide_us or 0):
+            msg = (
+                f"{where} has the size {format_duration(feature.size_us)}, expected the slide {self.slide} or more: "
+                "events between the windows would be in none; take a smaller `slide`"
+            )
             raise ConfigError(msg)
         if (function := FUNCTIONS.get(feature.function)) is None:
             msg = f"{where}: aggregation {feature.function!r} is unknown, expected one of {sorted(FUNCTIONS)}"

@@ -1,0 +1,274 @@
+"""Aggregations one value at a time: what sessions and the last N rows of a key are made of.
+
+Each accumulator has ``update`` (rows in offset order), ``merge`` (with the state of rows later in time), ``result`` and
+a JSON form. Nulls and NaN never reach ``update``; the result of an empty one is null, of a count 0.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar, Final, Self
+
+import pyarrow as pa
+
+ENTROPY_DECIMALS: Final = 12
+"""Entropy is rounded to this many decimals, so that the last bit of a machine's logarithm does not show."""
+
+Order = tuple[int, int]
+"""Event time and offset of a row: what ties are decided by."""
+
+
+class Accumulator(ABC):
+    """State of one aggregation over some rows; its fields are named in ``state``."""
+
+    state: ClassVar[tuple[str, ...]]
+
+    @abstractmethod
+    def update(self, value: Any, order: Order) -> None:
+        """Take in the value of the next row in offset order (None for an aggregation without a column)."""
+
+    @abstractmethod
+    def merge(self, later: Self) -> None:
+        """Take in the state of rows that are later in time; ``later`` stays as it is."""
+
+    @abstractmethod
+    def result(self) -> Any:
+        """Value of the feature."""
+
+    def dump(self) -> list[Any]:
+        """State as JSON values."""
+        return [getattr(self, name) for name in self.state]
+
+    def load(self, dumped: list[Any]) -> None:
+        """Take over a dumped state."""
+        for name, value in zip(self.state, dumped, strict=True):
+            setattr(self, name, value)
+
+
+class _Count(Accumulator):
+    """Number of rows."""
+
+    state = ("n_rows",)
+
+    def __init__(self) -> None:
+        self.n_rows = 0
+
+    def update(self, value: Any, order: Order) -> None:
+        del value, order
+        self.n_rows += 1
+
+    def merge(self, later: Self) -> None:
+        self.n_rows += later.n_rows
+
+    def result(self) -> int:
+        return self.n_rows
+
+
+class Total(Accumulator):
+    """Sum, in Python integers (the engine refuses rows that would leave int64) or floats from 0.0 on."""
+
+    state = ("n_values", "total")
+
+    def __init__(self, start: float) -> None:
+        self.n_values = 0
+        self.total = start
+
+    def update(self, value: Any, order: Order) -> None:
+        del order
+        self.n_values += 1
+        self.total += value
+
+    def merge(self, later: Self) -> None:
+        self.n_values += later.n_values
+        self.total += later.total
+
+    def result(self) -> float | None:
+        return self.total if self.n_values else None
+
+
+class _Mean(Total):
+    """Float sum by the number of values."""
+
+    def __init__(self) -> None:
+        super().__init__(0.0)
+
+    def result(self) -> float | None:
+        return self.total / self.n_values if self.n_values else None
+
+
+class _Spread(Accumulator):
+    """Population variance: Welford's update, Chan's merge (Chan, Golub, LeVeque 1979)."""
+
+    state = ("n_values", "mean", "squares")
+
+    def __init__(self) -> None:
+        self.n_values = 0
+        self.mean = 0.0
+        self.squares = 0.0
+
+    def update(self, value: Any, order: Order) -> None:
+        del order
+        self.n_values += 1
+        delta = value - self.mean
+        self.mean += delta / self.n_values
+        self.squares += delta * (value - self.mean)
+
+    def merge(self, later: Self) -> None:
+        if not later.n_values:
+            return
+        n_values = self.n_values + later.n_values
+        delta = later.mean - self.mean
+        self.mean += delta * later.n_values / n_values
+        self.squares += later.squares + delta * delta * self.n_values * later.n_values / n_values
+        self.n_values = n_values
+
+    def result(self) -> float | None:
+        return self.squares / self.n_values if self.n_values else None
+
+
+class _Deviation(_Spread):
+    """Population standard deviation."""
+
+    def result(self) -> float | None:
+        variance = super().result()
+        return None if variance is None else math.sqrt(variance)
+
+
+class _Extreme(Accumulator):
+    """Smallest or largest value."""
+
+    state = ("value",)
+
+    def __init__(self, choose: Callable[[Any, Any], Any]) -> None:
+        self.value: Any = None
+        self._choose = choose
+
+    def update(self, value: Any, order: Order) -> None:
+        del order
+        # Adding 0 turns -0.0 into 0.0: which of the two equal zeros came first must not show.
+        value = value + 0.0 if isinstance(value, float) else value
+        self.value = value if self.value is None else self._choose(self.value, value)
+
+    def merge(self, later: Self) -> None:
+        if later.value is not None:
+            self.update(later.value, (0, 0))
+
+    def result(self) -> Any:
+        return self.value
+
+
+class _Edge(Accumulator):
+    """Value of the oldest or the newest row by (event time, offset)."""
+
+    state = ("order", "value")
+
+    def __init__(self, *, is_last: bool) -> None:
+        self.order: Order | None = None
+        self.value: Any = None
+        self._is_last = is_last
+
+    def update(self, value: Any, order: Order) -> None:
+        if self.order is None or (order > self.order) == self._is_last:
+            self.order, self.value = order, value
+
+    def merge(self, later: Self) -> None:
+        if later.order is not None:
+            self.update(later.value, later.order)
+
+    def result(self) -> Any:
+        return self.value
+
+    def load(self, dumped: list[Any]) -> None:
+        order, self.value = dumped
+        self.order = None if order is None else (order[0], order[1])
+
+
+class _Tally(Accumulator):
+    """Number of rows by value."""
+
+    state = ("counts",)
+
+    def __init__(self, summarise: Callable[[Iterable[int]], Any]) -> None:
+        self.counts: Counter[Any] = Counter()
+        self._summarise = summarise
+
+    def update(self, value: Any, order: Order) -> None:
+        del order
+        self.counts[value] += 1
+
+    def merge(self, later: Self) -> None:
+        self.counts.update(later.counts)
+
+    def result(self) -> Any:
+        return self._summarise(self.counts.values())
+
+    def dump(self) -> list[Any]:
+        return [list(self.counts.items())]
+
+    def load(self, dumped: list[Any]) -> None:
+        self.counts = Counter(dict(dumped[0]))
+
+
+class _Values(Accumulator):
+    """Every value, oldest first; only ever over the last N rows."""
+
+    state = ("values",)
+
+    def __init__(self) -> None:
+        self.values: list[Any] = []
+
+    def update(self, value: Any, order: Order) -> None:
+        del order
+        self.values.append(value)
+
+    def merge(self, later: Self) -> None:
+        self.values = self.values + later.values
+
+    def result(self) -> list[Any] | None:
+        return self.values or None
+
+
+def fits_int64(value: int) -> bool:
+    """Tell whether a whole number lies in the range of int64."""
+    return -(2**63) <= value < 2**63
+
+
+def count_distinct(counts: Iterable[int]) -> int:
+    """Number of distinct values; like every count it is 0 when there is none."""
+    return sum(1 for _ in counts)
+
+
+def entropy_bits(counts: Iterable[int]) -> float | None:
+    """Shannon entropy in bits of values that occur so many times, None when there is no value.
+
+    Counts are taken in ascending order, so that the sum does not depend on the order in which values came.
+    """
+    ordered = sorted(counts)
+    if not ordered:
+        return None
+    total = sum(ordered)
+    weighted = 0.0
+    for count in ordered:
+        weighted += count * math.log2(count)
+    return round(math.log2(total) - weighted / total, ENTROPY_DECIMALS) + 0.0
+
+
+def make_accumulator(function: str, result_type: pa.DataType) -> Accumulator:
+    """Make the empty accumulator of an aggregation."""
+    is_integer = pa.types.is_integer(result_type)
+    makers: dict[str, Callable[[], Accumulator]] = {
+        "count": _Count,
+        "sum": lambda: Total(0 if is_integer else 0.0),
+        "mean": _Mean,
+        "min": lambda: _Extreme(min),
+        "max": lambda: _Extreme(max),
+        "variance": _Spread,
+        "stddev": _Deviation,
+        "first": lambda: _Edge(is_last=False),
+        "last": lambda: _Edge(is_last=True),
+        "last_n": _Values,
+        "distinct": lambda: _Tally(count_distinct),
+        "entropy": lambda: _Tally(entropy_bits),
+    }
+    return makers[function]()

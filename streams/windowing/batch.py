@@ -1,0 +1,68 @@
+"""What goes into the engine: a batch of one partition's rows in offset order, checked against the contract's columns."""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from schemas.errors import SchemaMismatchError, WindowingError
+from schemas.row import INPUT_COLUMNS
+from streams.windowing.plan import Plan
+
+
+class InputBatch:
+    """Rows of one partition in offset order, each column one chunk of exactly the contract's type.
+
+    Attributes:
+        table: The contract's columns and ``schemas.row.INPUT_COLUMNS``.
+        offsets: ``(n_rows,)`` int64.
+    """
+
+    def __init__(self, batch: pa.RecordBatch | pa.Table, *, plan: Plan) -> None:
+        expected = pa.schema([*plan.view.source.schema.arrow_schema, *INPUT_COLUMNS])
+        columns = [_column(batch, field) for field in expected]
+        self.table = pa.Table.from_arrays(columns, schema=expected)
+        if self.table.column("_offset").null_count:
+            msg = "column `_offset` of the batch has nulls, expected the offset of each row"
+            raise SchemaMismatchError(msg)
+        self.offsets: npt.NDArray[np.int64] = self.table.column("_offset").to_numpy()
+
+    def check_order(self, last_offset: int | None) -> None:
+        """Refuse rows whose offsets do not rise, or that are not past ``last_offset``.
+
+        Raises:
+            WindowingError: A row was seen before, or rows were reordered on the way.
+        """
+        before = np.array([] if last_offset is None else [last_offset], dtype=np.int64)
+        steps = np.diff(np.concatenate([before, self.offsets]))
+        if len(steps) and steps.min() <= 0:
+            row = int(np.argmax(steps <= 0)) + 1 - len(before)
+            came_after = self.offsets[row - 1] if row else last_offset
+            msg = f"offset {self.offsets[row]} came after {came_after}, expected rising offsets; seek past the last one"
+            raise WindowingError(msg)
+
+    def request_ids(self, rows: npt.NDArray[np.int64], *, prefix: str) -> pa.Array:
+        """Request id of each of these rows: its own, else ``prefix`` and the offset."""
+        own = self.table.column("_request_id").chunk(0).take(pa.array(rows, pa.int64()))
+        if own.null_count == 0:
+            return own
+        offsets = pc.cast(pa.array(self.offsets[rows], pa.int64()), pa.string())
+        return pc.coalesce(own, pc.binary_join_element_wise(pa.scalar(prefix), offsets, ""))
+
+
+def _column(batch: pa.RecordBatch | pa.Table, field: pa.Field) -> Any:
+    if field.name not in batch.schema.names:
+        msg = f"column `{field.name}` is not in the batch ({batch.schema.names}), expected one of type {field.type}"
+        raise SchemaMismatchError(msg)
+    values = batch.column(field.name)
+    if isinstance(values, pa.ChunkedArray):
+        values = values.combine_chunks()
+    if values.type == field.type:
+        return values
+    try:
+        return pc.cast(values, field.type)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as exc:
+        msg = f"column `{field.name}` of the batch is {values.type}, expected {field.type}: {exc}"
+        raise SchemaMismatchError(msg) from exc

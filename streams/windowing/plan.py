@@ -1,0 +1,166 @@
+"""A view compiled for the engine: window geometry in whole tiles, features in the order of their columns, row filters.
+
+Tiles are ``tile_us`` wide, the greatest common divisor of the slide and all sizes, so that every window is a whole
+number of tiles. Positions in time are then small integers: tile ``i`` is ``[align_to + i * tile_us, align_to + (i + 1)
+* tile_us)``; window end ``e`` is ``align_to + e * slide_us``; a feature's window at ``e`` is the tiles
+``[e * tiles_per_slide - n_tiles, e * tiles_per_slide)``. All divisions floor, so times before 1970 need no care.
+"""
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+import pyarrow as pa
+
+from schemas.aggregation import Feature
+from schemas.expression import Expression, parse_expression
+from schemas.view import FeatureView
+
+FAR_US: Final = 2**60
+"""Watermarks are clipped to plus or minus this before index arithmetic; plausible event times are well inside."""
+
+
+class Scope(StrEnum):
+    """What a feature runs over."""
+
+    WINDOW = "window"
+    LAST = "last"
+    LIFETIME = "lifetime"
+    EVENT = "event"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedFeature:
+    """One feature, resolved.
+
+    Attributes:
+        name: Column of the output.
+        function: Name of the aggregation.
+        column: Event column it reads, or None.
+        filter_index: Index into :attr:`Plan.filters`; None for all rows.
+        scope: What it runs over.
+        n_tiles: Size in tiles, for a window feature of a sliding view; else 0.
+        last: N of a last-N feature; else 0.
+        input_type: Arrow type of ``column``, or None.
+        result_type: Arrow type of the output.
+        parameters: Further parameters of the aggregation.
+    """
+
+    name: str
+    function: str
+    column: str | None
+    filter_index: int | None
+    scope: Scope
+    n_tiles: int
+    last: int
+    input_type: pa.DataType | None
+    result_type: pa.DataType
+    parameters: dict[str, Any]
+
+    @property
+    def is_integer_sum(self) -> bool:
+        """Whether adding a row can overflow."""
+        return self.function == "sum" and pa.types.is_integer(self.result_type)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A view, compiled.
+
+    Attributes:
+        view: The definition.
+        key: Column of the entity key.
+        features: In the order of the output columns.
+        filters: Distinct row filters.
+        align_us: A window end.
+        slide_us: Distance of window ends; 0 for a session view.
+        gap_us: Session gap; 0 for a sliding view.
+        tile_us: Width of a tile; 0 for a session view.
+        tiles_per_slide: Slide in tiles.
+        max_tiles: Size of the longest window in tiles. A view without window features is judged by one slide.
+        has_windows: Whether there is any window feature; if not, nothing ever closes.
+        allowed_lateness_us: How far the watermark may pass a window end before the window is gone.
+    """
+
+    view: FeatureView
+    key: str
+    features: tuple[PlannedFeature, ...]
+    filters: tuple[Expression, ...]
+    align_us: int
+    slide_us: int
+    gap_us: int
+    tile_us: int
+    tiles_per_slide: int
+    max_tiles: int
+    has_windows: bool
+    allowed_lateness_us: int
+
+    @property
+    def reach_us(self) -> int:
+        """From a row's event time to the latest end of a window that can hold it, an upper bound."""
+        return self.gap_us if self.gap_us else self.max_tiles * self.tile_us + self.slide_us
+
+    def end_us(self, end: int) -> int:
+        """Time of window end number ``end``."""
+        return self.align_us + end * self.slide_us
+
+    def reached(self, watermark_us: int) -> int:
+        """Newest window end that the watermark has reached."""
+        return (_clip(watermark_us) - self.align_us) // self.slide_us
+
+    def expired(self, watermark_us: int) -> int:
+        """Newest window end that is expired under the watermark."""
+        return (_clip(watermark_us) - self.allowed_lateness_us - self.align_us) // self.slide_us
+
+
+def _clip(watermark_us: int) -> int:
+    return min(max(watermark_us, -FAR_US), FAR_US)
+
+
+def compile_view(view: FeatureView) -> Plan:
+    """Compile a view; its definition has been checked when it was made."""
+    columns = view.source.schema.arrow_schema
+    definitions = view.definitions
+    texts = list(dict.fromkeys(f.where for f in definitions.values() if f.where is not None))
+    slide_us = view.slide_us or 0
+    sizes = [f.size_us for f in definitions.values() if f.size_us is not None]
+    tile_us = math.gcd(slide_us, *sizes) if slide_us else 0
+
+    def planned(name: str, feature: Feature) -> PlannedFeature:
+        return PlannedFeature(
+            name=name,
+            function=feature.function,
+            column=feature.column,
+            filter_index=None if feature.where is None else texts.index(feature.where),
+            scope=_scope(feature),
+            n_tiles=0 if feature.size_us is None else feature.size_us // tile_us,
+            last=feature.last or 0,
+            input_type=None if feature.column is None else columns.field(feature.column).type,
+            result_type=feature.result_type(columns),
+            parameters=dict(feature.parameters),
+        )
+
+    features = tuple(planned(name, feature) for name, feature in definitions.items())
+    return Plan(
+        view=view,
+        key=view.entity.key,
+        features=features,
+        filters=tuple(parse_expression(t, columns=columns, where=f"view {view.name}") for t in texts),
+        align_us=view.align_to_us,
+        slide_us=slide_us,
+        gap_us=view.gap_us or 0,
+        tile_us=tile_us,
+        tiles_per_slide=slide_us // tile_us if tile_us else 0,
+        max_tiles=max(sizes, default=slide_us) // tile_us if tile_us else 0,
+        has_windows=any(f.scope is Scope.WINDOW for f in features),
+        allowed_lateness_us=view.allowed_lateness_us,
+    )
+
+
+def _scope(feature: Feature) -> Scope:
+    if feature.function == "from_event":
+        return Scope.EVENT
+    if feature.last is not None:
+        return Scope.LAST
+    return Scope.LIFETIME if feature.lifetime else Scope.WINDOW
