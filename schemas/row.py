@@ -34,6 +34,8 @@ class Reason(StrEnum):
     DUPLICATE = "duplicate"
     LATE = "late"
     OVERFLOW = "overflow"
+    INVALID_OUTPUT = "invalid_output"
+    """The model answered a feature row with something that is no score."""
 
 
 ENGINE_COLUMNS: Final = pa.schema(
@@ -51,8 +53,8 @@ ENGINE_COLUMNS: Final = pa.schema(
 )
 """What the engine says of each row besides entity key and features (session views add ``window_start``).
 
-``event_time`` is the event's own on an as-of row and the window end on a closing pane; ``watermark`` is null while it is
-minus infinity; ``broker_time`` and ``request_id`` are those of the row that made this one.
+``event_time`` is the event's own on an as-of row and the window end on a closing pane; ``watermark`` is null while it
+is minus infinity; ``broker_time`` and ``request_id`` are those of the row that made this one.
 """
 
 CONTEXT_COLUMNS: Final = pa.schema(

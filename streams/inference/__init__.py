@@ -1,0 +1,1 @@
+"""Scoring: micro-batches, model inputs, and the model server."""

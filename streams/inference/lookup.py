@@ -1,0 +1,132 @@
+"""What a model reads from the online store for a batch of rows, as columns. Pure: the read itself is the scorer's."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from schemas.model import ModelSpec, ViewReference
+from schemas.row import TIMESTAMP
+from schemas.score import InputStatus
+from schemas.view import FeatureView
+from streams.ports import OnlineFeatures
+
+_USABLE = (str(InputStatus.PRESENT), str(InputStatus.EMPTY))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LookupPlan:
+    """The distinct keys of one view that a batch asks for.
+
+    Attributes:
+        view: The view.
+        keys: The keys, each once.
+        positions: ``(n_rows,)`` int32, where each row's key stands in ``keys``; null for a row without one.
+    """
+
+    view: FeatureView
+    keys: Sequence[str | int]
+    positions: pa.Array
+
+
+@dataclass(frozen=True, kw_only=True)
+class ViewValues:
+    """One view's values as columns of the rows scored, each of ``(n_rows,)``.
+
+    Attributes:
+        status: :class:`~schemas.score.InputStatus` of each row.
+        event_time: Event time of the row read, ``timestamp("us", "UTC")``; null if there is none.
+        age_ms: Event time scored less ``event_time``; null if there is none.
+        features: Values by feature name; null where they must not be used.
+    """
+
+    status: pa.Array
+    event_time: pa.Array
+    age_ms: pa.Array
+    features: Mapping[str, pa.Array]
+
+
+def plan_lookups(
+    spec: ModelSpec, rows: pa.Table, *, views: Mapping[ViewReference, FeatureView]
+) -> dict[ViewReference, LookupPlan]:
+    """Say what to read for a batch of trigger rows, for each view that the model looks up."""
+    plans = {}
+    for reference, key in spec.lookups.items():
+        encoded = rows[key].combine_chunks().dictionary_encode()
+        plans[reference] = LookupPlan(
+            view=views[reference], keys=encoded.dictionary.to_pylist(), positions=encoded.indices
+        )
+    return plans
+
+
+def resolve_lookup(
+    spec: ModelSpec, reference: ViewReference, *, plan: LookupPlan, answers: Sequence[OnlineFeatures], time_us: pa.Array
+) -> ViewValues:
+    """Lay what was read beside the rows that asked for it, and withhold what they must not see.
+
+    Args:
+        spec: The model.
+        reference: The view.
+        plan: What was asked.
+        answers: The answers, one for each of ``plan.keys``.
+        time_us: ``(n_rows,)`` int64 event times of the rows.
+    """
+    event_us = _taken([answer.event_time_us for answer in answers], pa.int64(), plan.positions)
+    is_empty = pc.fill_null(
+        _taken([answer.status == InputStatus.EMPTY for answer in answers], pa.bool_(), plan.positions),
+        fill_value=False,
+    )
+    age_us = pc.subtract(time_us, event_us)
+    limits = [limit for limit in (spec.max_age_us, plan.view.ttl_us) if limit is not None]
+    is_stale = pc.greater(age_us, min(limits)) if limits else pa.repeat(pa.scalar(value=False), len(time_us))
+    status = pc.case_when(
+        pc.make_struct(
+            pc.is_null(event_us),
+            pc.fill_null(pc.less(age_us, 0), fill_value=False),
+            is_empty,
+            pc.fill_null(is_stale, fill_value=False),
+        ),
+        *(str(s) for s in (InputStatus.MISSING, InputStatus.AHEAD, InputStatus.EMPTY, InputStatus.STALE)),
+        str(InputStatus.PRESENT),
+    )
+    is_usable = pc.is_in(status, pa.array(_USABLE))
+    types = plan.view.feature_schema
+    features = {
+        item.feature: pc.if_else(
+            is_usable,
+            _taken(
+                [answer.features.get(item.feature) for answer in answers],
+                types.field(item.feature).type,
+                plan.positions,
+            ),
+            None,
+        )
+        for item in spec.inputs_of(reference)
+    }
+    return ViewValues(status=status, event_time=event_us.cast(TIMESTAMP), age_ms=_whole_ms(age_us), features=features)
+
+
+def of_trigger(spec: ModelSpec, rows: pa.Table) -> ViewValues:
+    """What the trigger rows tell themselves; always there and of age 0."""
+    n_rows = rows.num_rows
+    return ViewValues(
+        status=pa.repeat(str(InputStatus.PRESENT), n_rows),
+        event_time=rows["event_time"].combine_chunks(),
+        age_ms=pa.array(np.zeros(n_rows, dtype=np.int64)),
+        features={item.feature: rows[item.feature].combine_chunks() for item in spec.inputs_of(spec.trigger)},
+    )
+
+
+def _taken(values: Sequence[Any], arrow: pa.DataType, positions: pa.Array) -> pa.Array:
+    return pa.array(values, arrow).take(positions)
+
+
+def _whole_ms(age_us: pa.Array) -> pa.Array:
+    """Milliseconds, rounded down also below 0."""
+    is_null = pc.is_null(age_us).to_numpy(zero_copy_only=False)
+    whole: NDArray[np.int64] = pc.fill_null(age_us, 0).to_numpy() // 1_000
+    return pa.array(whole, mask=is_null)

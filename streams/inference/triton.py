@@ -1,0 +1,314 @@
+"""A model on an NVIDIA Triton Inference Server, over its gRPC protocol."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Mapping
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from tritonclient.grpc import InferInput, InferRequestedOutput
+from tritonclient.grpc.aio import InferenceServerClient
+from tritonclient.utils import InferenceServerException
+
+from schemas.errors import (
+    ConfigError,
+    InferenceError,
+    InferenceTimeoutError,
+    InferenceUnavailableError,
+    TensorMismatchError,
+)
+from schemas.model import DATATYPES, ModelSpec, ServedVersion
+from streams.ports import Inference
+
+logger = logging.getLogger(__name__)
+
+Answer = TypeVar("Answer")
+
+_CHANNEL: Final = [
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+    # By default a broken connection is tried again after up to two minutes.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+    # A server that vanished without closing its connections is noticed within seconds.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+]
+_POLL_S: Final = 0.1
+_CALL_S: Final = 30.0
+"""Deadline of control calls; loading a model can take seconds."""
+_RECOVERY_PAUSE_S: Final = 5.0
+"""Between two attempts to bring a model back: others may be waiting for the first one's effect."""
+
+
+class TritonModel:
+    """One version of a model on a Triton server; implements :class:`streams.ports.ModelServer`.
+
+    Belongs to the event loop that connects it. Several calls may be made at once; all of them together have at most
+    ``max_in_flight`` requests on the way.
+
+    Args:
+        spec: The model's contract.
+        served: The version to score with, from its card.
+        url: gRPC endpoint, ``host:port``.
+        max_in_flight: Requests on the way at once.
+    """
+
+    def __init__(self, spec: ModelSpec, served: ServedVersion, *, url: str, max_in_flight: int = 4) -> None:
+        if max_in_flight < 1:
+            msg = f"`max_in_flight` is {max_in_flight}, expected 1 or more"
+            raise ConfigError(msg)
+        self._spec = spec
+        self._served = served
+        self._url = url
+        self._slots = asyncio.Semaphore(max_in_flight)
+        self._recovery = asyncio.Lock()
+        self._recovered_at = -_RECOVERY_PAUSE_S
+        self._max_batch_size = 1
+        self._client: InferenceServerClient | None = None
+        self._outputs = [InferRequestedOutput(tensor) for tensor in spec.output_tensors]
+
+    @property
+    def max_batch_size(self) -> int:
+        """Rows in one request at most, as the server says; 1 before :meth:`connect`."""
+        return self._max_batch_size
+
+    async def connect(self, *, timeout_s: float = 30.0) -> None:
+        """Wait for the server, load the model, and check that it is the one expected.
+
+        Raises:
+            InferenceUnavailableError: The server is not live in time, does not have the version, or cannot load it.
+            TensorMismatchError: The model's inputs or outputs are not those of its contract.
+            ConfigError: The server has another file under that version than the card describes.
+        """
+        if self._client is None:
+            self._client = InferenceServerClient(self._url, channel_args=_CHANNEL)
+        await self._wait_until_live(timeout_s)
+        await self._load()
+        await self._check()
+
+    async def infer(self, features: NDArray[np.float32], *, timeout_s: float) -> Inference:
+        """Score a matrix, in as many requests as the server's batch size asks for; see the port."""
+        if features.ndim != 2 or features.shape[1] != len(self._spec.inputs) or features.dtype != np.float32:
+            msg = (
+                f"{self._name}: features are {features.shape} {features.dtype}, expected "
+                f"(n_rows, {len(self._spec.inputs)}) float32; build them with ModelSpec.matrix"
+            )
+            raise TensorMismatchError(msg)
+        starts = range(0, len(features), self._max_batch_size)
+        parts = [range(start, min(start + self._max_batch_size, len(features))) for start in starts]
+        try:
+            async with asyncio.timeout(timeout_s):
+                answers = await _all(
+                    [self._infer_part(features[part.start : part.stop], timeout_s=timeout_s) for part in parts]
+                )
+        except TimeoutError as exc:
+            msg = (
+                f"{self._name} did not answer {len(features)} rows within {timeout_s:g} s; see whether the server is "
+                "overloaded, or allow more time"
+            )
+            raise InferenceTimeoutError(msg) from exc
+        outputs = {
+            tensor: np.zeros((len(features), width), dtype=DATATYPES[datatype])
+            for tensor, (datatype, width) in self._spec.output_tensors.items()
+        }
+        rejected = []
+        for part, (arrays, fault) in zip(parts, answers, strict=True):
+            if fault is not None:
+                rejected.append((part, fault))
+                continue
+            for tensor, array in arrays.items():
+                outputs[tensor][part.start : part.stop] = array
+        return Inference(outputs=outputs, rejected=rejected)
+
+    async def prove(
+        self, features: NDArray[np.float32], expected: Mapping[str, NDArray[Any]], *, tolerance: float = 1e-5
+    ) -> None:
+        """Make sure that the server computes what the model did in training.
+
+        Args:
+            features: Golden rows, ``(n_rows, n_features)``.
+            expected: Their ``(n_rows,)`` outputs by output column.
+            tolerance: How far they may be off.
+
+        Raises:
+            InferenceError: They are off by more.
+        """
+        answer = await self.infer(features, timeout_s=_CALL_S)
+        for output in self._spec.outputs:
+            off = np.abs(answer.outputs[output.tensor][:, output.index] - expected[output.column])
+            if answer.rejected or not (off <= tolerance).all():
+                msg = (
+                    f"{self._name} answers `{output.column}` of its card's golden rows off by "
+                    f"{off.max(initial=0.0):.2e}, expected at most {tolerance:.0e}; see whether it runs the "
+                    "file that the card was made with"
+                )
+                raise InferenceError(msg)
+
+    async def recover(self) -> None:
+        """Load the model, and if it still does not answer, unload and load it; see :class:`streams.ports.ModelServer`.
+
+        A backend process that died leaves a model that Triton calls ready and that fails every request: only loading it
+        anew helps. Where the server itself is gone nothing is done.
+        """
+        async with self._recovery:
+            loop = asyncio.get_running_loop()
+            if loop.time() - self._recovered_at < _RECOVERY_PAUSE_S:
+                return
+            try:
+                if not await self._call(lambda client: client.is_server_live(client_timeout=1.0)):
+                    return
+                await self._load()
+                if not await self._answers():
+                    logger.warning("%s is ready but does not answer; unloading and loading it", self._name)
+                    await self._call(lambda client: client.unload_model(self._spec.name, client_timeout=_CALL_S))
+                    await self._load()
+            except InferenceError as exc:
+                logger.warning("%s could not be recovered: %s", self._name, exc)
+            finally:
+                self._recovered_at = loop.time()
+
+    async def close(self) -> None:
+        """Close the connection."""
+        if self._client is not None:
+            await self._client.close()
+            self._client = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    @property
+    def _name(self) -> str:
+        return f"model {self._spec.name} version {self._served.version} on Triton at {self._url}"
+
+    async def _wait_until_live(self, timeout_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        while True:
+            try:
+                if await self._call(lambda client: client.is_server_live(client_timeout=1.0)):
+                    return
+                fault = "it is not live yet"
+            except (InferenceUnavailableError, InferenceTimeoutError) as exc:
+                fault = str(exc)
+            if loop.time() + _POLL_S > deadline:
+                msg = f"Triton at {self._url} was not live within {timeout_s:g} s: {fault}; see `headrace services up`"
+                raise InferenceUnavailableError(msg)
+            await asyncio.sleep(_POLL_S)
+
+    async def _load(self) -> None:
+        name = self._spec.name
+        try:
+            await self._call(lambda client: client.load_model(name, client_timeout=_CALL_S))
+        except InferenceError:
+            # Servers that load models on their own (polling, or all at start) refuse to be told.
+            if not await self._call(
+                lambda client: client.is_model_ready(name, self._served.version, client_timeout=1.0)
+            ):
+                raise
+
+    async def _answers(self) -> bool:
+        try:
+            probe = np.zeros((1, len(self._spec.inputs)), dtype=np.float32)
+            return not (await self.infer(probe, timeout_s=5.0)).rejected
+        except InferenceError:
+            return False
+
+    async def _check(self) -> None:
+        name, version = self._spec.name, self._served.version
+        try:
+            metadata = await self._call(lambda client: client.get_model_metadata(name, version, client_timeout=_CALL_S))
+            answer = await self._call(lambda client: client.get_model_config(name, version, client_timeout=_CALL_S))
+        except InferenceUnavailableError as exc:
+            msg = f"{self._name} is not loaded: {exc}; see that the server's repository has that version"
+            raise InferenceUnavailableError(msg) from exc
+        config = answer.config
+        self._check_tensors("input", metadata.inputs, {self._spec.input_tensor: ("FP32", len(self._spec.inputs))})
+        self._check_tensors("output", metadata.outputs, self._spec.output_tensors)
+        parameter = f"sha256_{version}"
+        got = config.parameters[parameter].string_value if parameter in config.parameters else self._served.sha256
+        if got != self._served.sha256:
+            msg = (
+                f"{self._name} has SHA-256 {got} by the server's configuration, expected {self._served.sha256} as "
+                "its card says; give server and worker the same model repository"
+            )
+            raise ConfigError(msg)
+        self._max_batch_size = int(config.max_batch_size)
+
+    def _check_tensors(self, kind: str, found: Any, expected: Mapping[str, tuple[str, int]]) -> None:
+        declared = {tensor.name: (str(tensor.datatype), [int(size) for size in tensor.shape]) for tensor in found}
+        for name, (datatype, width) in expected.items():
+            got = declared.get(name)
+            if got not in ((datatype, [-1, width]), (datatype, [-1, -1])):
+                msg = (
+                    f"{self._name}: {kind} {name!r} is {got} among {sorted(declared)}, expected "
+                    f"{(datatype, [-1, width])} (a batch of rows) as the model's contract says; train "
+                    "the model anew or correct its config.pbtxt"
+                )
+                raise TensorMismatchError(msg)
+        if kind == "input" and (further := sorted(set(declared) - set(expected))):
+            msg = f"{self._name} also wants inputs {further}, expected {sorted(expected)} alone; train the model anew"
+            raise TensorMismatchError(msg)
+
+    async def _infer_part(
+        self, features: NDArray[np.float32], *, timeout_s: float
+    ) -> tuple[dict[str, NDArray[Any]], str | None]:
+        tensor = InferInput(self._spec.input_tensor, list(features.shape), "FP32")
+        tensor.set_data_from_numpy(np.ascontiguousarray(features))
+        async with self._slots:
+            result = await self._call(
+                lambda client: client.infer(
+                    self._spec.name,
+                    [tensor],
+                    model_version=self._served.version,
+                    outputs=self._outputs,
+                    client_timeout=timeout_s,
+                )
+            )
+        arrays: dict[str, NDArray[Any]] = {}
+        for name, (datatype, width) in self._spec.output_tensors.items():
+            array = result.as_numpy(name)
+            if array is None or array.dtype != DATATYPES[datatype] or array.shape != (len(features), width):
+                got = "missing" if array is None else f"{array.shape} {array.dtype}"
+                expected = f"({len(features)}, {width}) {np.dtype(DATATYPES[datatype])}"
+                return {}, f"{self._name} answered output {name!r} {got}, expected {expected}"
+            arrays[name] = array
+        return arrays, None
+
+    async def _call(self, call: Callable[[InferenceServerClient], Coroutine[Any, Any, Answer]]) -> Answer:
+        """Make one call, its errors put into Headrace's tree."""
+        if self._client is None:
+            msg = f"{self._name} is not connected; call connect() before"
+            raise InferenceUnavailableError(msg)
+        try:
+            return await call(self._client)
+        except InferenceServerException as exc:
+            status = str(exc.status() or "").removeprefix("StatusCode.")
+            msg = f"{self._name}: {exc.message()} ({status or 'client'})"
+            if status == "DEADLINE_EXCEEDED":
+                raise InferenceTimeoutError(msg) from exc
+            if status in ("INVALID_ARGUMENT", ""):
+                raise TensorMismatchError(msg) from exc
+            raise InferenceUnavailableError(msg) from exc
+
+
+async def _all(calls: list[Coroutine[Any, Any, Answer]]) -> list[Answer]:
+    """Await all; at the first failure the others are cancelled, and none is left running."""
+    if len(calls) == 1:
+        return [await calls[0]]
+    tasks = [asyncio.ensure_future(call) for call in calls]
+    try:
+        return list(await asyncio.gather(*tasks))
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
