@@ -37,11 +37,15 @@ def flights(
     start: Annotated[
         str | None,
         typer.Option(
-            "--from", metavar="TIME", help="Beginning of the range: 2013-02-01, or RFC 3339. [default: the data's]"
+            "--from",
+            metavar="TIME",
+            help="Beginning of the range: 2013-02-01, or RFC 3339.",
+            show_default="that of the data",
         ),
     ] = None,
     end: Annotated[
-        str | None, typer.Option("--to", metavar="TIME", help="End of the range, not in it. [default: the data's]")
+        str | None,
+        typer.Option("--to", metavar="TIME", help="End of the range, not in it.", show_default="that of the data"),
     ] = None,
     speed: Annotated[
         str, typer.Option(metavar="N|max", help="How many times faster than real time, or as fast as possible.")
@@ -53,20 +57,25 @@ def flights(
     brokers: Annotated[
         str | None,
         typer.Option(
-            metavar="HOST:PORT", help="Address of Kafka. [default: HEADRACE_KAFKA, or else the local service's]"
+            metavar="HOST:PORT",
+            help="Address of Kafka.",
+            show_default="HEADRACE_KAFKA, or else the local service's",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
     """Replay the flights that left New York in 2013, each event when it would have become known.
 
-    A departure goes to flights.departed (keyed by airport) and flights.departed.by_carrier (keyed by carrier), a
-    landing to flights.landed (keyed by aircraft). Times are UTC; the range is one of the times at which events become
+    A departure goes to flights.departed, keyed by airport, and to
+    flights.departed.by_carrier; a landing to flights.landed, keyed by aircraft.
+    Times are UTC, and the range is one of the times at which events become
     known. Ctrl-C stops in good order.
 
-    A month at once: headrace produce flights --from 2013-01-01 --to 2013-02-01
+    A month at once:
+    headrace produce flights --from 2013-01-01 --to 2013-02-01
 
-    An hour each second, with trouble: headrace produce flights --speed 3600 --late-share 0.02 --invalid-share 0.01
+    An hour each second, with trouble:
+    headrace produce flights --speed 3600 --late-share 0.02 --invalid-share 0.01
     """
     arguments: dict[str, Any] = {
         "start": _read_time(start, option="--from"),
@@ -74,7 +83,7 @@ def flights(
         "speed": _read_speed(speed),
     }
     bootstrap = brokers or Settings.from_environment(os.environ).address("kafka")
-    with _stop_on_signal() as stop, _progress_bar() as on_progress:
+    with _stop_on_signal() as stop, _progress_bar(f"flights to {bootstrap}") as on_progress:
         summary = produce_flights(
             bootstrap,
             **arguments,
@@ -86,9 +95,9 @@ def flights(
             stop=stop,
         )
     if as_json:
-        typer.echo(json.dumps(summary.to_json(), indent=2))
+        typer.echo(json.dumps({"kafka": bootstrap, **summary.to_json()}, indent=2))
     else:
-        _print_summary(summary)
+        _print_summary(summary, bootstrap)
     if not summary.is_complete:
         typer.echo("Stopped before the end of the range.", err=True)
         raise typer.Exit(130)
@@ -131,10 +140,10 @@ def _stop_on_signal() -> Iterator[threading.Event]:
 
 
 @contextmanager
-def _progress_bar() -> Iterator[Callable[[ProduceProgress], None]]:
+def _progress_bar(title: str) -> Iterator[Callable[[ProduceProgress], None]]:
     console = Console(stderr=True)
     bar = Progress(
-        TextColumn("flights"),
+        TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("{task.fields[simulated]}"),
@@ -143,7 +152,7 @@ def _progress_bar() -> Iterator[Callable[[ProduceProgress], None]]:
         console=console,
         disable=not console.is_terminal,
     )
-    task = bar.add_task("flights", total=None, simulated="", rate=0.0)
+    task = bar.add_task(title, total=None, simulated="", rate=0.0)
 
     def on_progress(progress: ProduceProgress) -> None:
         bar.update(
@@ -158,14 +167,14 @@ def _progress_bar() -> Iterator[Callable[[ProduceProgress], None]]:
         yield on_progress
 
 
-def _print_summary(summary: ProduceSummary) -> None:
+def _print_summary(summary: ProduceSummary, bootstrap: str) -> None:
     table = Table("topic", "events", "delayed", "corrupted", box=None, pad_edge=False)
     for column in table.columns[1:]:
         column.justify = "right"
     for topic, events in summary.topics.items():
         faults = sum(summary.injected[topic].values())
         table.add_row(topic, f"{events:,}", f"{summary.delayed[topic]:,}", f"{faults:,}")
-    console = Console()
+    console = Console(highlight=False, soft_wrap=True)
     console.print(table)
     if summary.first_event_us is not None and summary.last_event_us is not None:
         console.print(f"event time {format_rfc3339(summary.first_event_us)} to {format_rfc3339(summary.last_event_us)}")
@@ -174,4 +183,5 @@ def _print_summary(summary: ProduceSummary) -> None:
         totals.update(counts)
     if totals:
         console.print("corrupted: " + ", ".join(f"{count:,} {name}" for name, count in totals.items()))
-    console.print(f"{summary.events:,} events in {summary.wall_s:.1f} s, {summary.events_per_s:,.0f} events/s")
+    took = f"{summary.wall_s:.1f} s, {summary.events_per_s:,.0f} events/s"
+    console.print(f"{summary.events:,} events to Kafka at {bootstrap} in {took}")

@@ -1,6 +1,7 @@
 """Puts flight events on Kafka, at the pace at which they became known or as fast as it goes."""
 
 import logging
+import math
 import threading
 import time
 from collections import Counter
@@ -20,10 +21,11 @@ from schemas.time import END_OF_TIME_US, MINUS_INFINITY_US, format_rfc3339, pars
 
 DEFAULT_PARTITIONS: Final = 4
 """Partitions of a topic that is created."""
-_CONNECT_TIMEOUT_S: Final = 8.0
+_CONNECT_TIMEOUT_S: Final = 6.0
 _DELIVERY_TIMEOUT_MS: Final = 60_000
 _BATCH_EVENTS: Final = 4_000
 _PROGRESS_INTERVAL_S: Final = 0.1
+_LOG_ERRORS_ONLY: Final = 3  # of librdkafka: what it goes on trying is not worth a line
 _log: Final = logging.getLogger(__name__)
 
 
@@ -125,7 +127,7 @@ def produce_flights(
         ConfigError: An argument is out of range, or the data are not installed. Nothing was sent.
         ServiceError: Kafka does not answer, or did not take an event; what comes after that event is not sent.
     """
-    if speed is not None and not speed > 0:
+    if speed is not None and not 0 < speed < math.inf:
         msg = f"`speed` is {speed}, expected more than 0 such as 3600 (an hour each second), or 'max'"
         raise ConfigError(msg)
     if partitions < 1:
@@ -151,7 +153,9 @@ def ensure_topics(bootstrap: str, topics: list[str], *, partitions: int) -> None
     Raises:
         ServiceError: Kafka does not answer within 10 s, refuses, or would delete the records.
     """
-    admin = AdminClient({"bootstrap.servers": bootstrap, "client.id": "headrace-produce"}, logger=_log)
+    admin = AdminClient(
+        {"bootstrap.servers": bootstrap, "client.id": "headrace-produce", "log_level": _LOG_ERRORS_ONLY}, logger=_log
+    )
     try:
         existing = admin.list_topics(timeout=_CONNECT_TIMEOUT_S).topics
     except KafkaException as exc:
@@ -223,6 +227,7 @@ class _Run:
             {
                 "bootstrap.servers": bootstrap,
                 "client.id": "headrace-produce",
+                "log_level": _LOG_ERRORS_ONLY,
                 "enable.idempotence": True,
                 "acks": "all",
                 "partitioner": "murmur2_random",  # what Java's producers do, so that keys meet in one partition
