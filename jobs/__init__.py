@@ -1,0 +1,1 @@
+"""The command line and the composition root; the only reader of the environment."""

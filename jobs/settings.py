@@ -182,6 +182,16 @@ class Settings:
             read=str,
         ),
     ]
+    metrics_address: Annotated[
+        str,
+        Variable(
+            "HEADRACE_METRICS_ADDRESS",
+            kind="address",
+            default="127.0.0.1",
+            doc="Address of the Prometheus endpoints; 0.0.0.0 in a container.",
+            read=str,
+        ),
+    ]
     kafka_jvm_flags: Annotated[
         tuple[str, ...],
         Variable(

@@ -6,6 +6,7 @@ event times are RFC 3339 (``"format": "date-time"``).
 """
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -23,6 +24,13 @@ _ARROW: Final[dict[str, pa.DataType]] = {
     "number": pa.float64(),
     "boolean": pa.bool_(),
 }
+_PYTHON: Final[tuple[tuple[Callable[[pa.DataType], bool], tuple[type, ...]], ...]] = (
+    (pa.types.is_string, (str,)),
+    (pa.types.is_integer, (int,)),
+    (pa.types.is_floating, (float, int)),
+    (pa.types.is_boolean, (bool,)),
+    (pa.types.is_list, (list,)),
+)
 FIELD_KEYWORDS: Final = frozenset(
     {
         "type",
@@ -64,7 +72,9 @@ class Contract:
             msg = f"contract {self.reference} is no valid JSON Schema: {exc.message}"
             raise ConfigError(msg) from exc
         if self.document.get("type") != "object" or not self.document.get("properties"):
-            msg = f"contract {self.reference} has type {self.document.get('type')!r}, expected 'object' with `properties`"
+            msg = (
+                f"contract {self.reference} has type {self.document.get('type')!r}, expected 'object' with `properties`"
+            )
             raise ConfigError(msg)
         for name, field in self.document["properties"].items():
             if unknown := sorted(set(field) - FIELD_KEYWORDS):
@@ -99,11 +109,20 @@ class Contract:
         return pa.schema([pa.field(name, self._arrow_type(name, field)) for name, field in self.fields.items()])
 
     @cached_property
+    def python_types(self) -> dict[str, tuple[type, ...]]:
+        """Python types that a decoded value of each field has when it is of the field's own type."""
+        return {
+            name: next(types for accepts, types in _PYTHON if accepts(arrow))
+            for name, arrow in zip(self.arrow_schema.names, self.arrow_schema.types, strict=True)
+        }
+
+    @cached_property
     def validator(self) -> jsonschema.Draft202012Validator:
-        """Row-by-row validator, the authority on whether a single payload passes and why not."""
-        return jsonschema.Draft202012Validator(
-            self.document, format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER
-        )
+        """Row-by-row validator, the authority on whether a single payload passes and why not.
+
+        As JSON Schema has it by default, ``format`` describes and is not checked.
+        """
+        return jsonschema.Draft202012Validator(self.document)
 
     def _arrow_type(self, name: str, field: dict[str, Any]) -> pa.DataType:
         types = _types(field) - {"null"}

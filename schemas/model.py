@@ -245,6 +245,11 @@ class ModelSpec:
         return f"scores.{self.name}"
 
     @property
+    def dead_letter_topic(self) -> str:
+        """Topic that takes the trigger rows which get no score."""
+        return f"dlq.{self.topic}"
+
+    @property
     def reference(self) -> str:
         """``name@version``: names the published schema of the scores."""
         return f"{self.name}@{self.version}"

@@ -5,6 +5,11 @@ from typing import Final
 
 import pyarrow as pa
 
+REQUEST_ID_HEADER: Final = "request_id"
+"""Kafka header of a raw event that names the request; it travels to the score."""
+PRODUCED_TIME_HEADER: Final = "produced_time"
+"""Kafka header of a raw event whose record timestamp is not the time it was sent, as in a replay: that time, in
+microseconds since the epoch as decimal digits. Freshness counts from it; admission keeps to the record timestamp."""
 TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
 
 
@@ -54,7 +59,8 @@ ENGINE_COLUMNS: Final = pa.schema(
 """What the engine says of each row besides entity key and features (session views add ``window_start``).
 
 ``event_time`` is the event's own on an as-of row and the window end on a closing pane; ``watermark`` is null while it
-is minus infinity; ``broker_time`` and ``request_id`` are those of the row that made this one.
+is minus infinity; ``broker_time`` and ``request_id`` are those of the row that made this one; the pipeline puts the time of
+:data:`PRODUCED_TIME_HEADER` in place of ``broker_time`` where a record has it.
 """
 
 CONTEXT_COLUMNS: Final = pa.schema(

@@ -1,24 +1,26 @@
 """Raw JSON payloads to the columns of their contract.
 
-The whole batch goes through Arrow's JSON reader with the contract's schema, and its rules are checked on columns. Only when
-the reader refuses the batch are rows decoded one by one, so that one bad row costs one dead letter. Whether a single row
-passes is always decided by the JSON Schema validator: columns only pick the rows that it must look at.
+The whole batch goes through Arrow's JSON reader with the contract's schema, and its rules are checked on columns. Where
+the reader refuses, the rows that look odd are decoded one by one and the others together, so that one bad row costs
+one dead letter. Whether a single row passes is always decided by the JSON Schema validator: columns only pick the rows
+that it must look at.
 """
 
 import io
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json
+from numpy.typing import NDArray
 
 from schemas.contract import Contract
-from schemas.row import INPUT_COLUMNS, REJECTED_COLUMNS, Reason
+from schemas.row import INPUT_COLUMNS, PRODUCED_TIME_HEADER, REJECTED_COLUMNS, REQUEST_ID_HEADER, Reason
 from streams.batch import RawBatch
-
-REQUEST_ID_HEADER = "request_id"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,61 +39,114 @@ class DecodedBatch:
 def decode(batch: RawBatch, contract: Contract) -> DecodedBatch:
     """Decode and validate one raw batch."""
     rejected: list[dict[str, Any]] = []
-    columns = _decode_batch(batch, contract)
-    if columns is None:
-        documents, kept = [], []
-        for position in range(len(batch)):
-            document = _decode_row(batch, position, contract, rejected)
-            if document is not None:
-                documents.append(document)
-                kept.append(position)
-        columns = pa.Table.from_pylist(documents, schema=contract.arrow_schema)
-        positions = pa.array(kept, pa.int64())
+    columns = _decode_together(batch.values, contract)
+    if columns is not None:
+        columns = _without_suspects(batch, columns, contract, rejected)
     else:
-        positions = pa.array(range(len(batch)), pa.int64())
-        if (suspects := _suspect_rows(columns, contract)) is not None:
-            for position in pc.indices_nonzero(suspects).to_pylist():
-                _decode_row(batch, position, contract, rejected)
-            bad = pa.array([reject["_offset"] for reject in rejected], pa.int64())
-            is_good = pc.invert(pc.is_in(pa.array(batch.offsets), value_set=bad))
-            columns, positions = columns.filter(is_good), positions.filter(is_good)
+        columns = _decode_apart(batch, contract, rejected)
+    bad = pa.array([reject["_offset"] for reject in rejected], pa.int64())
+    positions = pc.indices_nonzero(pc.invert(pc.is_in(pa.array(batch.offsets), value_set=bad)))
     return DecodedBatch(
         rows=_with_input_columns(columns, batch=batch, positions=positions),
         rejected=pa.Table.from_pylist(rejected, schema=REJECTED_COLUMNS),
     )
 
 
-def _decode_batch(batch: RawBatch, contract: Contract) -> pa.Table | None:
-    """Read all payloads at once; None when that cannot be done faithfully."""
-    if any(value is None or not value.startswith(b"{") or b"\n" in value for value in batch.values):
+def _decode_apart(batch: RawBatch, contract: Contract, rejected: list[dict[str, Any]]) -> pa.Table:
+    """Decode the rows that look plain together again, and the others one by one."""
+    plain = [position for position in range(len(batch)) if _is_plain(batch.values[position], contract)]
+    together = _decode_together([batch.values[position] for position in plain], contract) if plain else None
+    if together is None:
+        plain, together = [], contract.arrow_schema.empty_table()
+    documents, single = [], []
+    for position in sorted(set(range(len(batch))) - set(plain)):
+        document = _decode_row(batch, position, contract, rejected)
+        if document is not None:
+            documents.append(document)
+            single.append(position)
+    keep = np.ones(len(plain), dtype=np.bool_)
+    if plain and (suspects := _suspect_rows(together, contract, [batch.values[at] for at in plain])) is not None:
+        for index in pc.indices_nonzero(suspects).to_pylist():
+            keep[index] = _decode_row(batch, plain[index], contract, rejected) is not None
+    rejected.sort(key=lambda reject: int(reject["_offset"]))
+    columns = pa.concat_tables(
+        [together.filter(pa.array(keep)), pa.Table.from_pylist(documents, schema=contract.arrow_schema)]
+    )
+    order = np.argsort(np.concatenate([np.array(plain, np.int64)[keep], np.array(single, np.int64)]), kind="stable")
+    return columns.take(pa.array(order))
+
+
+def _without_suspects(
+    batch: RawBatch, columns: pa.Table, contract: Contract, rejected: list[dict[str, Any]]
+) -> pa.Table:
+    """Leave out the rows that the validator, asked about those that columns find suspect, does not let pass."""
+    if (suspects := _suspect_rows(columns, contract, batch.values)) is None:
+        return columns
+    keep = np.ones(len(batch), dtype=np.bool_)
+    for position in pc.indices_nonzero(suspects).to_pylist():
+        keep[position] = _decode_row(batch, position, contract, rejected) is not None
+    return columns.filter(pa.array(keep))
+
+
+def _is_plain(value: bytes | None, contract: Contract) -> bool:
+    """Tell whether a payload should be one that the batch reader takes; a wrong guess costs time alone."""
+    try:
+        document = orjson.loads(value or b"")
+    except orjson.JSONDecodeError:
+        return False
+    if type(document) is not dict or not (value or b"").startswith(b"{") or b"\n" in (value or b""):
+        return False
+    get = document.get
+    return all((found := get(name)) is None or type(found) in types for name, types in contract.python_types.items())
+
+
+def _decode_together(values: Sequence[bytes | None], contract: Contract) -> pa.Table | None:
+    """Read payloads at once; None when that cannot be done faithfully."""
+    if not values or any(value is None or not value.startswith(b"{") or b"\n" in value for value in values):
         return None
     options = pyarrow.json.ParseOptions(explicit_schema=contract.arrow_schema, unexpected_field_behavior="ignore")
-    payload = b"\n".join(value for value in batch.values if value is not None)
+    payload = b"\n".join(value for value in values if value is not None)
     try:
-        # One block for the whole batch: Arrow splits blocks at newlines, and a row must not be longer than one.
+        # One block for all rows: Arrow splits blocks at newlines, and a row must not be longer than one.
         columns = pyarrow.json.read_json(
             io.BytesIO(payload),
-            read_options=pyarrow.json.ReadOptions(use_threads=False, block_size=max(len(payload) + 1, 1 << 20)),
+            read_options=pyarrow.json.ReadOptions(use_threads=False, block_size=len(payload) + 1),
             parse_options=options,
-        )
+        ).select(contract.arrow_schema.names)
+        columns.validate(full=True)  # the reader itself lets invalid UTF-8 pass
     except pa.ArrowInvalid:
         return None
-    return columns if columns.num_rows == len(batch) else None
+    return columns if columns.num_rows == len(values) else None
 
 
-def _suspect_rows(columns: pa.Table, contract: Contract) -> pa.ChunkedArray | None:
-    """Rows that break a rule, or where a null may be an absent field or a forbidden null; None when there are none."""
+def _suspect_rows(
+    columns: pa.Table, contract: Contract, values: Sequence[bytes | None]
+) -> pa.Array | pa.ChunkedArray | None:
+    """Rows that break a rule or may hold a forbidden null; None when there are none."""
     suspects = None
+    # An absent field and a null both read as null; only a payload with the word in it can hold a forbidden one.
+    says_null = pa.array([value is not None and b"null" in value for value in values])
     for name, field in contract.fields.items():
         column = columns.column(name)
         checks = []
-        if column.null_count and (name in contract.required or not contract.is_nullable(name)):
+        if column.null_count and name in contract.required:
             checks.append(pc.is_null(column))
+        elif column.null_count and not contract.is_nullable(name):
+            checks.append(pc.and_(pc.is_null(column), says_null))
         checks.extend(_broken_rules(column, field))
+        if pa.types.is_floating(column.type):
+            checks.append(pc.invert(pc.is_finite(column)))  # the reader takes NaN and Infinity, which JSON has not
+        if pa.types.is_list(column.type):
+            checks.append(_has_null_item(column))
         for check in checks:
             found = pc.fill_null(check, False)
             suspects = found if suspects is None else pc.or_(suspects, found)
     return suspects if suspects is not None and pc.any(suspects).as_py() else None
+
+
+def _has_null_item(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    parents = pc.list_parent_indices(column).filter(pc.is_null(pc.list_flatten(column)))
+    return pa.chunked_array([pc.is_in(pa.array(range(len(column)), pa.int64()), value_set=pc.unique(parents))])
 
 
 def _broken_rules(column: pa.ChunkedArray, field: dict[str, Any]) -> list[pa.ChunkedArray]:
@@ -122,7 +177,7 @@ def _decode_row(
     """Decode one row by the validator's word; a row that does not pass is added to ``rejected``."""
     value = batch.values[position]
     try:
-        document = orjson.loads(value) if value is not None else None
+        document: Any = orjson.loads(value) if value is not None else None
     except orjson.JSONDecodeError as exc:
         detail = f"the payload is no JSON: {exc}; expected an object as in {contract.reference}"
         rejected.append(_reject(batch, position, Reason.DECODE_ERROR, detail))
@@ -179,6 +234,20 @@ def _with_input_columns(columns: pa.Table, *, batch: RawBatch, positions: pa.Arr
     for field, column in zip(INPUT_COLUMNS, values, strict=True):
         columns = columns.append_column(field, column)
     return columns
+
+
+def arrival_times_us(batch: RawBatch) -> NDArray[np.int64]:
+    """Tell when each record came to the broker: its timestamp, or what its ``produced_time`` header says.
+
+    Returns:
+        ``(n_rows,)`` int64, microseconds since the epoch.
+    """
+    arrived = batch.broker_time_us.copy()
+    for position, headers in enumerate(batch.headers):
+        for name, value in headers or ():
+            if name == PRODUCED_TIME_HEADER and value is not None and value.isdigit() and len(value) < 19:
+                arrived[position] = int(value)
+    return arrived
 
 
 def _request_id(headers: list[tuple[str, bytes]] | None) -> str | None:

@@ -7,15 +7,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
-from schemas.row import CONTEXT_COLUMNS, REJECTED_COLUMNS, Reason
+from schemas.row import CONTEXT_COLUMNS, REJECTED_COLUMNS, TIMESTAMP, Reason
 from schemas.source import EventSource
 from schemas.view import FeatureView
 from streams.batch import RawBatch
-from streams.decoding import decode
+from streams.decoding import arrival_times_us, decode
 from streams.windowing.engine import WindowEngine
+from streams.windowing.result import StepCounts
 
 _OF_ONE_VIEW = frozenset({Reason.MISSING_KEY, Reason.LATE, Reason.OVERFLOW})
 _DEAD_LETTER_COLUMNS = pa.schema([*REJECTED_COLUMNS, pa.field("view", pa.string())])
@@ -35,7 +38,7 @@ class Processed:
 
     rows: Mapping[str, pa.Table]
     dead_letters: pa.Table
-    counts: Mapping[str, Mapping[str, int]]
+    counts: Mapping[str, StepCounts]
     watermarks_us: Mapping[str, int]
 
 
@@ -43,8 +46,8 @@ class Processed:
 class ViewStart:
     """Where one view goes on after a restart.
 
-    Rows from ``next_offset`` up to ``emit_from`` were already committed downstream: they are run through the engine again
-    (it is deterministic) and what comes of them is dropped.
+    Rows from ``next_offset`` up to ``emit_from`` were already committed downstream: they are run through the engine
+    again (it is deterministic) and what comes of them is dropped.
 
     Attributes:
         state: Snapshot of the engine, None for an empty one.
@@ -95,6 +98,7 @@ class PartitionPipeline:
     def process(self, batch: RawBatch, *, processing_time_us: int, computed_time_us: int, epoch: int) -> Processed:
         """Run one raw batch through; batches come in offset order without gaps in time."""
         decoded = decode(batch, self.source.schema)
+        arrived_us = arrival_times_us(batch)
         rows, counts, watermarks = {}, {}, {}
         rejected = [decoded.rejected.append_column("view", pa.nulls(decoded.rejected.num_rows, pa.string()))]
         rejected = [_from_offset(rejected[0], "_offset", min(start.emit_from for start in self._starts.values()))]
@@ -104,6 +108,7 @@ class PartitionPipeline:
             fresh = _from_offset(decoded.rows, "_offset", start.next_offset)
             result = engine.step(fresh, processing_time_us=processing_time_us)
             made = _from_offset(result.rows, "source_offset", start.emit_from)
+            made = _with_arrival(made, batch, arrived_us)
             rows[name] = self._with_context(made, self._views[name], computed_time_us=computed_time_us, epoch=epoch)
             rejected.append(_of_view(_from_offset(result.dead_letters, "_offset", start.emit_from), name, seen))
             counts[name] = result.counts
@@ -128,6 +133,15 @@ class PartitionPipeline:
         for field in CONTEXT_COLUMNS:
             rows = rows.append_column(field, pa.repeat(pa.scalar(values[field.name], field.type), rows.num_rows))
         return rows
+
+
+def _with_arrival(rows: pa.Table, batch: RawBatch, arrived_us: NDArray[np.int64]) -> pa.Table:
+    """Let ``broker_time`` say when the row that made each row came to the broker."""
+    if not rows.num_rows:
+        return rows
+    made_by = np.searchsorted(batch.offsets, rows.column("source_offset").to_numpy())
+    column = pa.array(arrived_us[made_by]).cast(TIMESTAMP)
+    return rows.set_column(rows.schema.get_field_index("broker_time"), rows.schema.field("broker_time"), column)
 
 
 def _from_offset(rows: pa.Table, column: str, offset: int) -> pa.Table:

@@ -39,7 +39,7 @@ def decode_rows(values: Sequence[bytes | None], schema: pa.Schema) -> pa.Table:
     try:
         rows = pyarrow.json.read_json(
             io.BytesIO(payload),
-            read_options=pyarrow.json.ReadOptions(use_threads=False, block_size=max(len(payload) + 1, 1 << 20)),
+            read_options=pyarrow.json.ReadOptions(use_threads=False, block_size=len(payload) + 1),
             parse_options=pyarrow.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore"),
         )
     except pa.ArrowInvalid as exc:

@@ -1,1 +1,8 @@
-"""The flights that left New York in 2013: real input, the views over it and the model of the demo."""
+"""The application that ships with Headrace: the flights of New York City's airports in 2013."""
+
+from jobs.flights.model import LATE_ARRIVAL
+from jobs.flights.views import VIEWS
+
+MODELS = [LATE_ARRIVAL]
+
+__all__ = ["MODELS", "VIEWS"]

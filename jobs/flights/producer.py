@@ -17,6 +17,7 @@ from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, Resourc
 from jobs.flights.events import TOPICS, FlightEvents, plan_events
 from jobs.flights.fault import FAULTS
 from schemas.errors import ConfigError, ServiceError
+from schemas.row import PRODUCED_TIME_HEADER
 from schemas.time import END_OF_TIME_US, MINUS_INFINITY_US, format_rfc3339, parse_rfc3339_us
 
 DEFAULT_PARTITIONS: Final = 4
@@ -268,7 +269,9 @@ class _Run:
                     due_us = self._await_due(known_us)
                 if self._stop.is_set() or self._failed:
                     return
-                self._send(topic, value, key=key, timestamp=known_us // 1_000, headers=[("request_id", request_id)])
+                # The record's timestamp is simulated, so freshness needs to be told when it was really sent.
+                headers = [("request_id", request_id), (PRODUCED_TIME_HEADER, str(time.time_ns() // 1_000))]
+                self._send(topic, value, key=key, timestamp=known_us // 1_000, headers=headers)
                 self._sent += 1
                 self._known_us = known_us
             self._producer.poll(0)

@@ -1,0 +1,1 @@
+"""The four roles as Faust apps: features, online, offline and scoring."""

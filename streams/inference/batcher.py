@@ -12,32 +12,32 @@ import pyarrow as pa
 
 from schemas.errors import ConfigError
 
-Token = TypeVar("Token")
+Chunk = TypeVar("Chunk")
 
 
 @dataclass(frozen=True, kw_only=True)
-class MicroBatch(Generic[Token]):
+class MicroBatch(Generic[Chunk]):
     """Consecutive rows that go to the model together.
 
     Attributes:
         rows: The rows, in the order in which they were added.
-        completed: Tokens of the chunks whose last row is in here, in order: once this batch and those before it are
+        completed: Those chunks whose last row is in here, in order: once this batch and those before it are
             done, these chunks are.
     """
 
     rows: pa.Table
-    completed: tuple[Token, ...]
+    completed: tuple[Chunk, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Piece(Generic[Token]):
+class _Piece(Generic[Chunk]):
     rows: pa.Table
-    token: Token
+    chunk: Chunk
     deadline_us: int
     is_last: bool
 
 
-class MicroBatcher(Generic[Token]):
+class MicroBatcher(Generic[Chunk]):
     """Fills micro-batches.
 
     Args:
@@ -58,7 +58,7 @@ class MicroBatcher(Generic[Token]):
         self._max_rows = max_rows
         self._max_bytes = max_bytes
         self._max_wait_us = max_wait_us
-        self._pieces: list[_Piece[Token]] = []
+        self._pieces: list[_Piece[Chunk]] = []
         self._n_rows = 0
         self._n_bytes = 0
 
@@ -72,36 +72,36 @@ class MicroBatcher(Generic[Token]):
         return min((piece.deadline_us for piece in self._pieces), default=None)
 
     def add(
-        self, rows: pa.Table, *, token: Token, now_us: int, deadline_us: int | None = None
-    ) -> list[MicroBatch[Token]]:
+        self, rows: pa.Table, *, chunk: Chunk, now_us: int, deadline_us: int | None = None
+    ) -> list[MicroBatch[Chunk]]:
         """Add a chunk of rows and take the batches that it fills.
 
         Args:
             rows: The rows, all chunks of one schema; none is fine.
-            token: Comes out with the last of them.
+            chunk: What names the chunk; comes out with the last of its rows.
             now_us: The time.
             deadline_us: When they must go; ``now_us + max_wait_us`` where that is sooner or this is None.
         """
         latest_us = now_us + self._max_wait_us
         deadline_us = latest_us if deadline_us is None else min(deadline_us, latest_us)
-        return list(self._fill(rows, token=token, deadline_us=deadline_us))
+        return list(self._fill(rows, chunk=chunk, deadline_us=deadline_us))
 
-    def take_due(self, now_us: int) -> MicroBatch[Token] | None:
+    def take_due(self, now_us: int) -> MicroBatch[Chunk] | None:
         """Take what waits if its deadline has come."""
         deadline_us = self.next_deadline_us
         return None if deadline_us is None or now_us < deadline_us else self.take()
 
-    def take(self) -> MicroBatch[Token] | None:
+    def take(self) -> MicroBatch[Chunk] | None:
         """Take what waits, due or not; None when nothing does."""
         if not self._pieces:
             return None
         pieces, self._pieces, self._n_rows, self._n_bytes = self._pieces, [], 0, 0
         return MicroBatch(
             rows=pa.concat_tables([piece.rows for piece in pieces]),
-            completed=tuple(piece.token for piece in pieces if piece.is_last),
+            completed=tuple(piece.chunk for piece in pieces if piece.is_last),
         )
 
-    def _fill(self, rows: pa.Table, *, token: Token, deadline_us: int) -> Iterator[MicroBatch[Token]]:
+    def _fill(self, rows: pa.Table, *, chunk: Chunk, deadline_us: int) -> Iterator[MicroBatch[Chunk]]:
         rest = rows
         while True:
             fitting = self._fitting(rest)
@@ -109,7 +109,7 @@ class MicroBatcher(Generic[Token]):
                 yield from self._taken()
                 continue
             piece, rest = rest.slice(0, max(fitting, 1)), rest.slice(max(fitting, 1))
-            self._pieces.append(_Piece(rows=piece, token=token, deadline_us=deadline_us, is_last=not rest.num_rows))
+            self._pieces.append(_Piece(rows=piece, chunk=chunk, deadline_us=deadline_us, is_last=not rest.num_rows))
             self._n_rows += piece.num_rows
             self._n_bytes += piece.nbytes
             if self._n_rows >= self._max_rows or self._n_bytes >= self._max_bytes:
@@ -117,7 +117,7 @@ class MicroBatcher(Generic[Token]):
             if not rest.num_rows:
                 return
 
-    def _taken(self) -> Iterator[MicroBatch[Token]]:
+    def _taken(self) -> Iterator[MicroBatch[Chunk]]:
         if (batch := self.take()) is not None:
             yield batch
 

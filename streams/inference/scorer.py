@@ -19,10 +19,11 @@ from numpy.typing import NDArray
 from schemas.errors import ConfigError, InferenceTimeoutError, InferenceUnavailableError, SinkUnavailableError
 from schemas.model import OUTPUT_TYPES, ModelSpec, ServedVersion, ViewReference
 from schemas.row import Pane, Reason
-from schemas.score import Arm, ServedBy, score_row_schema
+from schemas.score import Arm, ServedBy, score_row_schema, with_text_times
 from schemas.view import FeatureView
 from streams.inference.lookup import ViewValues, of_trigger, plan_lookups, resolve_lookup
 from streams.ports import Inference, ModelServer, OnlineReader
+from streams.wire import encode_rows
 
 logger = logging.getLogger(__name__)
 
@@ -239,6 +240,11 @@ class Scorer:
             "latency_ms": _struct(self._schema.field("latency_ms").type, latency, n_rows=n_rows),
         }
         return pa.table([columns[name] for name in self._schema.names], names=self._schema.names)
+
+
+def encode_scores(scores: pa.Table) -> list[bytes]:
+    """Encode scores as they go onto their topic: one JSON object each, by the published schema of the model."""
+    return encode_rows(with_text_times(scores))
 
 
 def read_outputs(spec: ModelSpec, inference: Inference, *, n_rows: int) -> tuple[dict[str, pa.Array], dict[int, str]]:

@@ -1,7 +1,7 @@
 """State snapshots on a Kafka topic, one per view, one partition per source partition.
 
-A snapshot is written inside the epoch that commits the offset it belongs to, cut into records that fit a message, so that
-readers of committed data see a snapshot whole or not at all. The topic is compacted: record keys are the chunk numbers.
+A snapshot is written inside the epoch that commits the offset it belongs to, cut into records that fit a message, so
+that readers of committed data see it whole or not at all. The topic is compacted: record keys are the chunk numbers.
 """
 
 import logging
@@ -12,7 +12,7 @@ from typing import Any, Final
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from schemas.errors import StateVersionError
-from streams.transport.epoch import Epoch
+from streams.ports import EpochWriter
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ def state_topic(view: str) -> str:
     return f"state.{view}"
 
 
-async def write_snapshot(epoch: Epoch, view: str, *, partition: int, snapshot: Snapshot) -> None:
+async def write_snapshot(epoch: EpochWriter, view: str, *, partition: int, snapshot: Snapshot) -> None:
     """Write a snapshot into the open epoch."""
     chunks = [snapshot.state[at : at + _CHUNK_BYTES] for at in range(0, len(snapshot.state), _CHUNK_BYTES)] or [b""]
     for number, chunk in enumerate(chunks):
@@ -113,8 +113,8 @@ def _assemble(chunks: dict[int, Message], view: str, *, partition: int) -> Snaps
 
 
 def _header(message: Message, name: str) -> bytes:
-    for key, value in message.headers() or ():
-        if key == name and isinstance(value, bytes):
-            return value
+    value = dict(message.headers() or ()).get(name)
+    if isinstance(value, bytes):
+        return value
     msg = f"record at {message.topic()}-{message.partition()}@{message.offset()} has no header {name!r}: not a snapshot"
     raise StateVersionError(msg)

@@ -40,6 +40,7 @@ class ConsumerOptions:
             them to the group alone.
         start_offsets: Given the committed offset of each assigned partition (None: none yet), returns where to start;
             partitions it leaves out start where committed, else at the beginning.
+        release: Called before the last commit when partitions go; ``lost`` ones have nothing left to commit.
     """
 
     kafka: dict[str, Any]
@@ -47,6 +48,7 @@ class ConsumerOptions:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     commit: Callable[[Mapping[Partition, int]], Awaitable[None]] | None = None
     start_offsets: Callable[[Mapping[Partition, int | None]], Awaitable[Mapping[Partition, int]]] | None = None
+    release: Callable[[set[Partition], bool], Awaitable[None]] | None = None
 
 
 class ColumnarSchema(faust.Schema):  # type: ignore[misc]  # Faust has no type information
@@ -99,6 +101,8 @@ class ColumnarConsumer(FaustConsumer):  # type: ignore[misc]
 
     async def on_stop(self) -> None:
         """Commit what is acknowledged, then leave the group."""
+        if self.options.release is not None:
+            await self.options.release(self.poller.assignment, False)
         await self.commit()
         await asyncio.to_thread(self.poller.stop, 10.0)
 
@@ -110,6 +114,16 @@ class ColumnarConsumer(FaustConsumer):  # type: ignore[misc]
     def held_bytes(self) -> int:
         """Bytes fetched and not yet acknowledged."""
         return self._received_bytes - self._released_bytes
+
+    def lags(self) -> dict[Partition, int]:
+        """Records of each assigned partition that are not yet acknowledged and committed."""
+        lags = {}
+        for tp in self.poller.assignment:
+            faust_tp = TP(*tp)
+            is_idle = tp in self.poller.at_end and not self._delivered[faust_tp] and not self._ready[faust_tp]
+            lag = self.poller.highwater.get(tp, 0) - (self._committed_offset[faust_tp] or 0)
+            lags[tp] = 0 if is_idle else max(0, lag)
+        return lags
 
     # -- called from the poll thread ---------------------------------------------------------------------------------
 
@@ -238,6 +252,8 @@ class ColumnarConsumer(FaustConsumer):  # type: ignore[misc]
         # Faust's own callback forgets acknowledgements before it commits: stop the flow and commit first.
         self.stop_flow()
         self.app.flow_control.suspend()
+        if self.options.release is not None:
+            await self.options.release(partitions, lost)
         if not lost:
             await self.commit()
         self._generation += 1

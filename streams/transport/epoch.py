@@ -58,18 +58,27 @@ class Epoch:
         )
         self._group_metadata = group_metadata
         self._before_commit = before_commit
+        self._is_registered = False
         self._is_open = False
         self.number = 0
         """Identifies the open epoch: the time it began, in microseconds; rises within a worker."""
 
     async def start(self) -> None:
-        """Register the transactional id, which aborts what an earlier worker of that name left open.
+        """Make ready for new partitions: nothing of what came before may still commit.
+
+        The first time, registers the transactional id, which aborts what an earlier worker of that name left open. Later,
+        aborts what this worker wrote for partitions that it has lost.
 
         Raises:
             SinkError: The broker cannot be reached or does not let us write.
         """
         try:
-            await asyncio.to_thread(self._producer.init_transactions, TRANSACTION_TIMEOUT_S)
+            if not self._is_registered:
+                await asyncio.to_thread(self._producer.init_transactions, TRANSACTION_TIMEOUT_S)
+                self._is_registered = True
+            if self._is_open:
+                await asyncio.to_thread(self._producer.abort_transaction, TRANSACTION_TIMEOUT_S)
+                self._is_open = False
         except KafkaException as exc:
             msg = f"Kafka does not accept transactions of this worker: {exc}; expected a broker of 2.5 or later"
             raise SinkError(msg) from exc
@@ -87,9 +96,7 @@ class Epoch:
     ) -> None:
         """Write rows to one topic; to the partition of their key where ``partition`` is None."""
         self.begin()
-        messages: list[dict[str, Any]] = [
-            {"key": key, "value": value} for key, value in zip(keys, values, strict=True)
-        ]
+        messages: list[dict[str, Any]] = [{"key": key, "value": value} for key, value in zip(keys, values, strict=True)]
         for start in range(0, len(messages), _CHUNK):
             pending = messages[start : start + _CHUNK]
             while True:

@@ -68,6 +68,8 @@ class PollThread:
         self._flowing: set[tuple[str, int]] = set()
         self.is_held_back = False
         self.highwater: dict[tuple[str, int], int] = {}
+        self.at_end: set[tuple[str, int]] = set()
+        """Partitions whose last record has been fetched; what lies before their end offset is transaction markers."""
         self.group_metadata: Any = None
 
     @property
@@ -158,7 +160,11 @@ class PollThread:
     def _deliver(self, consumer: confluent_kafka.Consumer, messages: list[confluent_kafka.Message]) -> None:
         by_partition: dict[tuple[str, int], list[confluent_kafka.Message]] = {}
         for message in messages:
+            tp = cast("tuple[str, int]", (message.topic(), message.partition()))
             if (error := message.error()) is not None:
+                if error.code() == KafkaError._PARTITION_EOF:
+                    self.at_end.add(tp)
+                    continue
                 if error.fatal() or error.code() in (
                     KafkaError.UNKNOWN_TOPIC_OR_PART,
                     KafkaError.TOPIC_AUTHORIZATION_FAILED,
@@ -167,12 +173,13 @@ class PollThread:
                     raise KafkaException(error)
                 logger.warning("Kafka consumer: %s", error)
                 continue
-            by_partition.setdefault(cast("tuple[str, int]", (message.topic(), message.partition())), []).append(message)
+            self.at_end.discard(tp)
+            by_partition.setdefault(tp, []).append(message)
         batches = []
         for tp, rows in by_partition.items():
             if tp not in self._flowing:
                 continue
-            batches.append(_to_columns(tp, rows))
+            batches.append(to_columns(tp, rows))
             _, self.highwater[tp] = consumer.get_watermark_offsets(TopicPartition(*tp), cached=True)
         if batches:
             self._application.deliver(batches)
@@ -181,7 +188,7 @@ class PollThread:
         assigned = {(tp.topic, tp.partition) for tp in partitions}
         consumer.assign(partitions)
         consumer.pause(partitions)
-        self._assignment, self._flowing = assigned, set()
+        self._assignment, self._flowing, self.at_end = assigned, set(), set()
         self.group_metadata = consumer.consumer_group_metadata()
         self._application.assigned(assigned)
 
@@ -207,7 +214,8 @@ class PollThread:
         consumer.unassign()
 
 
-def _to_columns(tp: tuple[str, int], rows: list[confluent_kafka.Message]) -> RawBatch:
+def to_columns(tp: tuple[str, int], rows: list[confluent_kafka.Message]) -> RawBatch:
+    """Make columns of consecutive records of one topic partition; at least one."""
     keys = [row.key() for row in rows]
     values = [row.value() for row in rows]
     offsets = np.fromiter((row.offset() for row in rows), np.int64, len(rows))

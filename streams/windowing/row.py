@@ -126,7 +126,7 @@ class RowSink:
         table = pa.Table.from_arrays(arrays, schema=schema)
         if self._plan.view.emit != "latest":
             return table
-        return table.filter(pa.array(self._newest_early()))
+        return table.filter(pa.array(self._newest_early(), pa.bool_()))
 
     def _newest_early(self) -> list[bool]:
         """Keep closing panes, and of the as-of rows the last of each key."""

@@ -1,0 +1,115 @@
+"""The composition root: puts settings, definitions, adapters and agents together into the worker of a role."""
+
+import logging
+from contextlib import ExitStack
+
+import faust
+
+from jobs.application import Application
+from jobs.role import Role
+from jobs.settings import Settings
+from jobs.topics import ensure_topics, plan_topics
+from offline.card import load_card
+from schemas.errors import ConfigError
+from schemas.model import ModelSpec
+from streams.agents.features import FeaturesWorker
+from streams.agents.offline import OfflineWorker
+from streams.agents.online import OnlineWorker
+from streams.agents.scoring import ScoringWorker
+from streams.agents.worker import run
+from streams.inference.scorer import Scorer
+from streams.inference.triton import TritonModel
+from streams.lineage.dataset import Stores
+from streams.lineage.openlineage import LineageEmitter
+from streams.observability.metrics import Metrics, serve_metrics
+from streams.sinks.offline import OfflineWriter
+from streams.sinks.online import OnlineReader, OnlineWriter
+
+logger = logging.getLogger(__name__)
+
+
+def run_worker(
+    role: Role, application: Application, settings: Settings, *, worker_id: str, metrics_port: int, log_level: str
+) -> None:
+    """Run the worker of a role until SIGTERM; exits the process.
+
+    Raises:
+        ConfigError: A setting or definition is wrong.
+        ServiceError: Kafka cannot be reached.
+    """
+    brokers, redis_url = settings.address("kafka"), settings.address("redis")
+    ensure_topics(brokers, plan_topics(list(application.views.values()), list(application.models.values())))
+    metrics = Metrics()
+    # Each worker appends to a file of its own, so that lines of two never mix.
+    events = settings.lineage.with_name(f"{settings.lineage.stem}.{role}-{worker_id}{settings.lineage.suffix}")
+    stores = Stores(kafka=brokers, redis=redis_url, delta=settings.delta)
+    with ExitStack() as stack:
+        server = stack.enter_context(serve_metrics(metrics, port=metrics_port, address=settings.metrics_address))
+        lineage = stack.enter_context(LineageEmitter(events, stores=stores, metrics=metrics))
+        logger.info("worker %s %s: metrics on %s, lineage in %s", role, worker_id, server.url, events)
+        app = _compose(role, application, settings, worker_id=worker_id, metrics=metrics, lineage=lineage)
+        run(app, log_level=log_level)
+
+
+def _compose(
+    role: Role,
+    application: Application,
+    settings: Settings,
+    *,
+    worker_id: str,
+    metrics: Metrics,
+    lineage: LineageEmitter,
+) -> faust.App:
+    brokers, redis_url = settings.address("kafka"), settings.address("redis")
+    views = list(application.views.values())
+    match role:
+        case Role.FEATURES:
+            return FeaturesWorker(views, brokers=brokers, worker_id=worker_id, metrics=metrics, lineage=lineage).app
+        case Role.ONLINE:
+            online = OnlineWriter(redis_url)
+            return OnlineWorker(views, brokers=brokers, writer=online, metrics=metrics, lineage=lineage).app
+        case Role.OFFLINE:
+            offline = OfflineWriter(settings.delta)
+            return OfflineWorker(views, brokers=brokers, writer=offline, metrics=metrics, lineage=lineage).app
+        case Role.SCORING:
+            model = _only_model(application)
+            return _scoring(model, application, settings, worker_id=worker_id, metrics=metrics, lineage=lineage)
+
+
+def _scoring(
+    model: ModelSpec,
+    application: Application,
+    settings: Settings,
+    *,
+    worker_id: str,
+    metrics: Metrics,
+    lineage: LineageEmitter,
+) -> faust.App:
+    card = load_card(settings.model_repository, model.name)
+    card.check(model)
+    server = TritonModel(model, card.served_version, url=settings.address("triton"))
+    scorer = Scorer(
+        model,
+        card.served_version,
+        views=application.views,
+        reader=OnlineReader(settings.address("redis")),
+        model=server,
+    )
+    return ScoringWorker(
+        model,
+        card.served_version,
+        view=application.views[model.trigger.name],
+        scorer=scorer,
+        connect=server.connect,
+        brokers=settings.address("kafka"),
+        worker_id=worker_id,
+        metrics=metrics,
+        lineage=lineage,
+    ).app
+
+
+def _only_model(application: Application) -> ModelSpec:
+    if len(application.models) != 1:
+        msg = f"{application.module} has models {sorted(application.models)}, expected exactly one in MODELS for role scoring"
+        raise ConfigError(msg)
+    return next(iter(application.models.values()))

@@ -1,0 +1,117 @@
+"""``headrace consume``: print what arrives on a topic."""
+
+import asyncio
+import json
+import os
+import sys
+from typing import Annotated
+
+import typer
+from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
+from aiokafka.errors import KafkaConnectionError, KafkaError
+
+from jobs.settings import Settings
+from schemas.errors import ConfigError, ServiceError
+
+
+def consume(
+    topic: Annotated[
+        str, typer.Argument(help="E.g. scores.late_arrival, features.airport_departures, dlq.flights.landed.")
+    ],
+    *,
+    from_beginning: Annotated[bool, typer.Option(help="Start at the first record, not at the next new one.")] = False,
+    limit: Annotated[int | None, typer.Option(min=1, help="Stop after so many records.")] = None,
+    follow: Annotated[bool, typer.Option(help="Wait for more at the end of the topic; Ctrl-C ends it.")] = True,
+    headers: Annotated[bool, typer.Option(help="Print key and headers too, as one object with the value.")] = False,
+) -> None:
+    """Print the committed records of a topic, one JSON object a line.
+
+    Joins no consumer group and commits nothing: looking does not disturb anyone.
+    """
+    settings = Settings.from_environment(os.environ)
+    try:
+        asyncio.run(
+            _print(
+                topic,
+                brokers=settings.address("kafka"),
+                from_beginning=from_beginning,
+                limit=limit,
+                follow=follow,
+                headers=headers,
+            )
+        )
+    except KeyboardInterrupt:
+        pass
+    except BrokenPipeError:
+        sys.stderr.close()
+
+
+async def _print(
+    topic: str, *, brokers: str, from_beginning: bool, limit: int | None, follow: bool, headers: bool
+) -> None:
+    consumer = AIOKafkaConsumer(
+        bootstrap_servers=brokers.split(","),
+        auto_offset_reset="earliest" if from_beginning else "latest",
+        isolation_level="read_committed",
+        enable_auto_commit=False,
+    )
+    try:
+        await consumer.start()
+    except KafkaConnectionError as exc:
+        await consumer.stop()
+        msg = f"no Kafka answers at {brokers}: {exc}; expected a reachable broker, see `headrace services status`"
+        raise ServiceError(msg) from exc
+    try:
+        if topic not in (known := await consumer.topics()):
+            msg = f"there is no topic {topic!r}, expected one of {sorted(name for name in known if not name.startswith('__'))}"
+            raise ConfigError(msg)
+        partitions = [TopicPartition(topic, number) for number in sorted(consumer.partitions_for_topic(topic) or ())]
+        consumer.assign(partitions)
+        await _print_records(consumer, partitions, limit=limit, follow=follow, headers=headers)
+    except KafkaError as exc:
+        msg = f"reading {topic} failed: {exc}"
+        raise ServiceError(msg) from exc
+    finally:
+        await consumer.stop()
+
+
+async def _print_records(
+    consumer: AIOKafkaConsumer,
+    partitions: list[TopicPartition],
+    *,
+    limit: int | None,
+    follow: bool,
+    headers: bool,
+) -> None:
+    ends = await consumer.end_offsets(partitions)
+    printed = 0
+    while follow or any([await consumer.position(tp) < ends[tp] for tp in partitions]):
+        for records in (await consumer.getmany(timeout_ms=200)).values():
+            for record in records:
+                sys.stdout.write(_line(record, headers=headers) + "\n")
+                printed += 1
+                if printed == limit:
+                    sys.stdout.flush()
+                    return
+        sys.stdout.flush()
+
+
+def _line(record: ConsumerRecord, *, headers: bool) -> str:
+    value = None if record.value is None else record.value.decode("utf-8", "replace")
+    if not headers:
+        return value if value is not None else "null"
+    try:
+        shown = None if value is None else json.loads(value)
+    except ValueError:
+        shown = value
+    return json.dumps(
+        {
+            "partition": record.partition,
+            "offset": record.offset,
+            "timestamp_ms": record.timestamp,
+            "key": None if record.key is None else record.key.decode("utf-8", "replace"),
+            "headers": {name: (content or b"").decode("utf-8", "replace") for name, content in record.headers},
+            "value": shown,
+        },
+        ensure_ascii=False,
+    )

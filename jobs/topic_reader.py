@@ -1,0 +1,80 @@
+"""Reads what is committed on a topic, from a start to the end as of now, as columnar batches."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
+
+from schemas.errors import ServiceError
+from streams.batch import RawBatch
+from streams.transport.poller import to_columns
+
+_TIMEOUT_S = 15.0
+_BATCH_ROWS = 50_000
+
+
+def read_topic(brokers: str, topic: str, *, start_offsets: Mapping[int, int] | None = None) -> Iterator[RawBatch]:
+    """Yield the committed records of every partition up to its present end.
+
+    Args:
+        brokers: Kafka bootstrap servers.
+        topic: The topic.
+        start_offsets: First offset by partition; the beginning where a partition is not named.
+
+    Raises:
+        ServiceError: The broker cannot be read, or there is no such topic.
+    """
+    config: dict[str, Any] = {
+        "bootstrap.servers": brokers,
+        "group.id": "headrace-read",
+        "enable.auto.commit": False,
+        "isolation.level": "read_committed",
+        "enable.partition.eof": True,
+    }
+    consumer = Consumer(config)
+    try:
+        found = consumer.list_topics(topic, timeout=_TIMEOUT_S).topics[topic]
+        if found.error is not None:
+            raise KafkaException(found.error)
+        starts = {number: (start_offsets or {}).get(number, OFFSET_BEGINNING) for number in found.partitions}
+        consumer.assign([TopicPartition(topic, number, offset) for number, offset in starts.items()])
+        reading = set(starts)
+        while reading:
+            rows: dict[int, list[Any]] = {}
+            messages = consumer.consume(_BATCH_ROWS, 0.2)
+            for message in messages:
+                if (error := message.error()) is None:
+                    rows.setdefault(message.partition() or 0, []).append(message)
+                elif error.code() == KafkaError._PARTITION_EOF:
+                    reading.discard(message.partition() or 0)
+                else:
+                    raise KafkaException(error)
+            for number, partition_rows in rows.items():
+                yield to_columns((topic, number), partition_rows)
+    except KafkaException as exc:
+        msg = f"topic {topic} at {brokers} cannot be read: {exc.args[0].str()}; see `headrace services status`"
+        raise ServiceError(msg) from exc
+    finally:
+        consumer.close()
+
+
+def end_offsets(brokers: str, topic: str) -> dict[int, int]:
+    """Tell the end offset of each partition of a topic.
+
+    Raises:
+        ServiceError: The broker does not answer, or there is no such topic.
+    """
+    consumer = Consumer({"bootstrap.servers": brokers, "group.id": "headrace-read"})
+    try:
+        found = consumer.list_topics(topic, timeout=_TIMEOUT_S).topics[topic]
+        if found.error is not None:
+            raise KafkaException(found.error)
+        return {
+            number: consumer.get_watermark_offsets(TopicPartition(topic, number), timeout=_TIMEOUT_S)[1]
+            for number in found.partitions
+        }
+    except KafkaException as exc:
+        msg = f"topic {topic} at {brokers} cannot be read: {exc.args[0].str()}; see `headrace services status`"
+        raise ServiceError(msg) from exc
+    finally:
+        consumer.close()

@@ -1,0 +1,91 @@
+"""Topics that an application needs, made from its definitions."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from schemas.errors import ConfigError, ServiceError
+from schemas.model import ModelSpec
+from schemas.view import FeatureView
+from streams.state.changelog import state_topic
+
+_TIMEOUT_S = 15.0
+_COMPACTED = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.1"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Topic:
+    """One topic as the definitions want it.
+
+    Attributes:
+        name: Its name.
+        like: Topic whose partition count it must have; None for a topic of raw events.
+        config: Topic configuration.
+    """
+
+    name: str
+    like: str | None = None
+    config: dict[str, str] = field(default_factory=dict)
+
+
+def plan_topics(views: Sequence[FeatureView], models: Sequence[ModelSpec]) -> list[Topic]:
+    """List the topics of an application, raw topics first."""
+    topics: dict[str, Topic] = {}
+    for view in views:
+        topics[view.source.topic] = Topic(name=view.source.topic)
+    for view in views:
+        source = view.source.topic
+        topics[view.source.dead_letter_topic] = Topic(name=view.source.dead_letter_topic, like=source)
+        topics[view.topic] = Topic(name=view.topic, like=source)
+        topics[state_topic(view.name)] = Topic(name=state_topic(view.name), like=source, config=_COMPACTED)
+    for model in models:
+        trigger = f"features.{model.trigger.name}"
+        topics[model.topic] = Topic(name=model.topic, like=trigger)
+        topics[model.dead_letter_topic] = Topic(name=model.dead_letter_topic, like=trigger)
+    return list(topics.values())
+
+
+def ensure_topics(brokers: str, topics: Sequence[Topic], *, partitions: int = 4, replication: int = -1) -> list[str]:
+    """Create the topics that are missing and check the partition counts of those that are there.
+
+    Args:
+        brokers: Kafka bootstrap servers.
+        topics: What :func:`plan_topics` made.
+        partitions: Partition count of new raw topics; all others take that of their source.
+        replication: Replication factor of new topics, -1 for the broker's default.
+
+    Returns:
+        Names of the topics that were created.
+
+    Raises:
+        ConfigError: A topic has another partition count than its source.
+        ServiceError: The broker cannot be reached or refuses.
+    """
+    admin = AdminClient({"bootstrap.servers": brokers, "socket.timeout.ms": 10_000})
+    try:
+        found = admin.list_topics(timeout=_TIMEOUT_S).topics
+        counts = {name: len(topic.partitions) for name, topic in found.items()}
+        missing = []
+        for topic in topics:
+            expected = partitions if topic.like is None else counts[topic.like]
+            if topic.name not in counts:
+                counts[topic.name] = expected
+                missing.append(NewTopic(topic.name, expected, replication, config=topic.config))
+            elif topic.like is not None and counts[topic.name] != expected:
+                msg = (
+                    f"topic {topic.name} has {counts[topic.name]} partitions, expected {expected} as {topic.like} has; "
+                    f"delete {topic.name} (it is made again) or give {topic.like} the same count"
+                )
+                raise ConfigError(msg)
+        for future in admin.create_topics(missing, operation_timeout=_TIMEOUT_S).values() if missing else ():
+            try:
+                future.result()
+            except KafkaException as exc:
+                if exc.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+                    raise
+    except KafkaException as exc:
+        msg = f"Kafka at {brokers} does not create topics: {exc.args[0].str()}; expected a reachable broker, see `headrace services up`"
+        raise ServiceError(msg) from exc
+    return [topic.topic for topic in missing]

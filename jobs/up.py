@@ -1,0 +1,53 @@
+"""``headrace up``: everything on this machine, in the foreground."""
+
+import os
+import signal
+import threading
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from infra.local.services import SERVICE_NAMES
+from jobs.application import load_application
+from jobs.role import Role
+from jobs.settings import Settings
+from jobs.supervisor import Supervisor
+from jobs.topics import ensure_topics, plan_topics
+
+
+def up(
+    *,
+    keep_services: Annotated[bool, typer.Option(help="Leave Kafka, Redis and Triton running at the end.")] = False,
+    log_level: Annotated[str, typer.Option(help="Log level of the workers: debug, info, warning or error.")] = "info",
+) -> None:
+    """Start the services, the topics and one worker of each role; run until Ctrl-C, then end all of it.
+
+    A worker that fails is started again. Addresses given by HEADRACE_KAFKA, HEADRACE_REDIS and HEADRACE_TRITON are used
+    as they are.
+    """
+    console = Console()
+    settings = Settings.from_environment(os.environ)
+    application = load_application(settings.application)
+    services = settings.local_services(notify=console.print)
+    ended = threading.Event()
+    for caught in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(caught, lambda *_: ended.set())
+    supervisor = Supervisor(settings.home, environment=os.environ, log_level=log_level)
+    try:
+        services.up(SERVICE_NAMES, on_ready=lambda s: console.print(f"{s.name} {s.address}", highlight=False))
+        planned = plan_topics(list(application.views.values()), list(application.models.values()))
+        ensure_topics(settings.address("kafka"), planned)
+        supervisor.start(list(Role))
+        for number, role in enumerate(Role):
+            port = settings.metrics_port + number
+            console.print(f"worker {role}: metrics on http://127.0.0.1:{port}/metrics", highlight=False)
+        console.print(f"Logs are in {settings.home / 'logs'}. Ctrl-C ends everything.", highlight=False)
+        while not ended.wait(1.0):
+            for line in supervisor.check():
+                console.print(line, style="yellow", highlight=False)
+    finally:
+        console.print("Ending the workers: each commits what it has done.")
+        supervisor.stop()
+        if not keep_services:
+            services.down()

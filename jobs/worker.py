@@ -1,0 +1,53 @@
+"""``headrace worker``: one worker of one role."""
+
+import logging
+import os
+import signal
+import threading
+import time
+from typing import Annotated
+
+import typer
+
+from jobs.application import load_application
+from jobs.role import Role
+from jobs.settings import Settings
+
+_PARENT_POLL_S = 1.0
+
+
+def worker(
+    role: Annotated[Role, typer.Option(help="What the worker does.")],
+    *,
+    worker_id: Annotated[
+        str, typer.Option(help="Stable name among the workers of the role; two of one name fence each other.")
+    ] = "0",
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(help="Port of the Prometheus endpoint, 0 for any free one.", show_default="9101 to 9104 by role"),
+    ] = None,
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    exit_with_parent: Annotated[bool, typer.Option(hidden=True)] = False,
+) -> None:
+    """Run one worker of one role, until SIGTERM.
+
+    Workers of a role share its partitions: start more of them, each with a --worker-id of its own, to scale out. A worker
+    that fails exits with code 1 and can be started again at any time: what it had not committed is done again, and what it
+    had committed is not.
+    """
+    logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    settings = Settings.from_environment(os.environ)
+    application = load_application(settings.application)
+    if exit_with_parent:
+        threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    # Faust and the adapters load for a second: only here, so that the other commands start fast.
+    from jobs.composition import run_worker  # noqa: PLC0415
+
+    port = settings.metrics_port + list(Role).index(role) if metrics_port is None else metrics_port
+    run_worker(role, application, settings, worker_id=worker_id, metrics_port=port, log_level=log_level)
+
+
+def _end_with(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(_PARENT_POLL_S)
+    os.kill(os.getpid(), signal.SIGTERM)

@@ -1,0 +1,158 @@
+"""The offline role: feature rows from their topics to the offline store, gathered by size and time into few commits.
+
+A batch is acknowledged once the commit that holds it stands. Each commit records the topic offset it reaches, so a batch
+that comes again after a crash between the commit and the acknowledgement is left out.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import faust
+import numpy as np
+import pyarrow as pa
+
+from schemas.errors import SinkConflictError, SinkUnavailableError
+from schemas.view import FeatureView
+from streams.agents.online import decode_feature_rows
+from streams.agents.worker import columnar_topic, consumer_config, create_app
+from streams.lineage.openlineage import LineageEmitter
+from streams.observability.metrics import Metrics
+from streams.sinks.offline import CommitResult, OfflineWriter
+from streams.transport.consumer import ConsumerOptions, Partition
+
+logger = logging.getLogger(__name__)
+
+_MAX_RETRY_S = 10.0
+
+
+@dataclass
+class _Gathered:
+    events: list[Any] = field(default_factory=list)
+    rows: list[pa.Table] = field(default_factory=list)
+    offsets: list[np.ndarray[Any, Any]] = field(default_factory=list)
+    n_rows: int = 0
+    since_s: float = 0.0
+
+
+class OfflineWorker:
+    """Appends every feature row to the offline store once.
+
+    Args:
+        views: Views whose rows are stored.
+        brokers: Kafka bootstrap servers.
+        writer: The offline store.
+        metrics: Where counts go.
+        lineage: Where lineage goes.
+        flush_rows: Rows of a view and partition that make a commit.
+        flush_interval_s: Seconds after which what there is makes a commit.
+        commit_interval_s: Seconds between offset commits.
+    """
+
+    def __init__(
+        self,
+        views: Sequence[FeatureView],
+        *,
+        brokers: str,
+        writer: OfflineWriter,
+        metrics: Metrics,
+        lineage: LineageEmitter,
+        flush_rows: int = 50_000,
+        flush_interval_s: float = 5.0,
+        commit_interval_s: float = 0.5,
+    ) -> None:
+        self._views = {view.topic: view for view in views}
+        self._writer = writer
+        self._metrics = metrics
+        self._lineage = lineage
+        self._flush_rows = flush_rows
+        self._flush_interval_s = flush_interval_s
+        self._gathered: dict[Partition, _Gathered] = {}
+        self._lock = asyncio.Lock()
+        options = ConsumerOptions(
+            kafka=consumer_config("offline", brokers=brokers), max_held_bytes=512 * 2**20, release=self._release
+        )
+        self.app = create_app(
+            "offline", brokers=brokers, options=options, metrics=metrics, commit_interval_s=commit_interval_s
+        )
+        for topic in self._views:
+            self.app.agent(columnar_topic(self.app, topic), name=f"offline:{topic}")(self._consume)
+        self.app.timer(interval=min(1.0, flush_interval_s))(self._flush_due)
+
+    async def _consume(self, stream: faust.StreamT) -> None:
+        async for event in stream.noack().events():
+            try:
+                async with self._lock:
+                    await self._gather(event)
+            except Exception as exc:
+                logger.exception("storing %s-%d failed", event.value.topic, event.value.partition)
+                await self.app.crash(exc)
+                raise
+
+    async def _gather(self, event: Any) -> None:
+        batch = event.value
+        rows = decode_feature_rows(batch, self._views[batch.topic])
+        gathered = self._gathered.setdefault((batch.topic, batch.partition), _Gathered(since_s=time.monotonic()))
+        gathered.events.append(event)
+        gathered.rows.append(rows)
+        gathered.offsets.append(batch.offsets)
+        gathered.n_rows += rows.num_rows
+        if gathered.n_rows >= self._flush_rows:
+            await self._flush({(batch.topic, batch.partition)})
+
+    async def _flush_due(self) -> None:
+        now = time.monotonic()
+        async with self._lock:
+            due = {tp for tp, held in self._gathered.items() if now - held.since_s >= self._flush_interval_s}
+            try:
+                await self._flush(due)
+            except Exception as exc:
+                logger.exception("storing %s failed", sorted(due))
+                await self.app.crash(exc)
+                raise
+
+    async def _release(self, partitions: set[Partition], lost: bool) -> None:
+        async with self._lock:
+            if not lost:
+                await self._flush(partitions)
+            for tp in partitions:
+                self._gathered.pop(tp, None)
+
+    async def _flush(self, partitions: set[Partition]) -> None:
+        for tp in sorted(partitions & self._gathered.keys()):
+            gathered = self._gathered[tp]
+            view = self._views[tp[0]]
+            started_us, started = time.time_ns() // 1_000, time.perf_counter()
+            result = await self._write(gathered, view, partition=tp[1])
+            del self._gathered[tp]
+            for event in gathered.events:
+                event.ack()
+            self._metrics.offline_committed(
+                view.name, rows=result.rows, skipped=result.skipped, seconds=time.perf_counter() - started
+            )
+            self._lineage.batch_done(
+                "offline",
+                view=view,
+                topic=tp[0],
+                partition=tp[1],
+                offsets=(int(gathered.offsets[0][0]), int(gathered.offsets[-1][-1]) + 1),
+                rows=gathered.n_rows,
+                started_us=started_us,
+            )
+
+    async def _write(self, gathered: _Gathered, view: FeatureView, *, partition: int) -> CommitResult:
+        rows, offsets = pa.concat_tables(gathered.rows), pa.array(np.concatenate(gathered.offsets))
+        wait_s = 0.1
+        while True:
+            try:
+                return await asyncio.to_thread(
+                    self._writer.write, rows, view=view, partition=partition, offsets=offsets
+                )
+            except (SinkUnavailableError, SinkConflictError) as exc:
+                wait_s = min(wait_s * 2, _MAX_RETRY_S)
+                self._metrics.store_retried("offline", store="delta")
+                logger.warning("offline store: next try in %.1f s: %s", wait_s, exc)
+                await asyncio.sleep(wait_s)

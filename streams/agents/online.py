@@ -1,0 +1,113 @@
+"""The online role: feature rows from their topics to the online store.
+
+At least once over a guarded, idempotent write: a batch is acknowledged once the store has it; while the store is down, rows
+wait in Kafka and memory stays bounded by the transport's byte budget.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+
+import faust
+import pyarrow as pa
+
+from schemas.errors import DecodeError, SinkUnavailableError
+from schemas.view import FeatureView
+from streams.agents.worker import columnar_topic, consumer_config, create_app
+from streams.batch import RawBatch
+from streams.lineage.openlineage import LineageEmitter
+from streams.observability.metrics import Metrics
+from streams.sinks.online import OnlineWriter, WriteResult
+from streams.transport.consumer import ConsumerOptions
+from streams.wire import decode_rows
+
+logger = logging.getLogger(__name__)
+
+_MAX_RETRY_S = 10.0
+
+
+class OnlineWorker:
+    """Keeps the online store at the newest row of each entity.
+
+    Args:
+        views: Views whose rows are stored.
+        brokers: Kafka bootstrap servers.
+        writer: The online store.
+        metrics: Where counts and freshness go.
+        lineage: Where lineage goes.
+        commit_interval_s: Seconds between offset commits.
+    """
+
+    def __init__(
+        self,
+        views: Sequence[FeatureView],
+        *,
+        brokers: str,
+        writer: OnlineWriter,
+        metrics: Metrics,
+        lineage: LineageEmitter,
+        commit_interval_s: float = 0.5,
+    ) -> None:
+        self._views = {view.topic: view for view in views}
+        self._writer = writer
+        self._metrics = metrics
+        self._lineage = lineage
+        options = ConsumerOptions(kafka=consumer_config("online", brokers=brokers))
+        self.app = create_app(
+            "online", brokers=brokers, options=options, metrics=metrics, commit_interval_s=commit_interval_s
+        )
+        for topic in self._views:
+            self.app.agent(columnar_topic(self.app, topic), name=f"online:{topic}")(self._consume)
+
+    async def _consume(self, stream: faust.StreamT) -> None:
+        async for event in stream.noack().events():
+            try:
+                await self._store(event.value)
+                await stream.ack(event)
+            except Exception as exc:
+                logger.exception("storing %s-%d failed", event.value.topic, event.value.partition)
+                await self.app.crash(exc)
+                raise
+
+    async def _store(self, batch: RawBatch) -> None:
+        view = self._views[batch.topic]
+        rows = decode_feature_rows(batch, view)
+        started_us = time.time_ns() // 1_000
+        result = await self._write(rows, view)
+        stored_us = time.time_ns() // 1_000
+        self._metrics.online_written(view.name, written=result.written, superseded=result.superseded)
+        self._metrics.freshness(view.name, broker_time=rows.column("broker_time"), readable_time_us=stored_us)
+        self._lineage.batch_done(
+            "online",
+            view=view,
+            topic=batch.topic,
+            partition=batch.partition,
+            offsets=(int(batch.offsets[0]), batch.next_offset),
+            rows=rows.num_rows,
+            started_us=started_us,
+        )
+
+    async def _write(self, rows: pa.Table, view: FeatureView) -> WriteResult:
+        wait_s = 0.0
+        while True:
+            try:
+                return await self._writer.write(rows, view=view)
+            except SinkUnavailableError as exc:
+                wait_s = min(max(exc.retry_after_ms / 1_000, wait_s * 2), _MAX_RETRY_S)
+                self._metrics.store_retried("online", store="redis")
+                logger.warning("online store unavailable, rows wait in Kafka, next try in %.1f s: %s", wait_s, exc)
+                await asyncio.sleep(wait_s)
+
+
+def decode_feature_rows(batch: RawBatch, view: FeatureView) -> pa.Table:
+    """Decode a batch of a view's topic.
+
+    Raises:
+        DecodeError: A record is no feature row; only Headrace writes to these topics, so the worker must stop.
+    """
+    try:
+        return decode_rows(batch.values, view.row_schema)
+    except DecodeError as exc:
+        msg = f"{batch.topic}-{batch.partition} from offset {int(batch.offsets[0])}: {exc}"
+        raise DecodeError(msg) from exc

@@ -1,0 +1,217 @@
+"""The scoring role: as-of rows of a model's trigger view in, scores out, in the Kafka transaction of their offsets.
+
+Rows gather into micro-batches until one is full or the first of its rows has waited long enough. While the online store or
+the model server does not answer, rows wait in Kafka; a row whose score would be invalid becomes a dead letter.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final, TypeVar
+
+import faust
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from schemas.errors import InferenceTimeoutError, InferenceUnavailableError, SinkUnavailableError
+from schemas.model import ModelSpec, ServedVersion
+from schemas.score import LATENCY_STAGES, Arm, ServedBy, with_text_times
+from schemas.view import FeatureView
+from streams.agents.online import decode_feature_rows
+from streams.agents.worker import columnar_topic, consumer_config, create_app
+from streams.inference.batcher import MicroBatch, MicroBatcher
+from streams.inference.scorer import Scored, Scorer
+from streams.lineage.openlineage import LineageEmitter
+from streams.observability.metrics import Metrics
+from streams.transport.consumer import ConsumerOptions, Partition
+from streams.transport.epoch import Epoch
+from streams.wire import encode_rows
+
+logger = logging.getLogger(__name__)
+
+Answer = TypeVar("Answer")
+MAX_BATCH_ROWS: Final = 4_096
+_MAX_BATCH_BYTES: Final = 64 * 2**20
+_MAX_WAIT_US: Final = 10_000
+_MAX_RETRY_S: Final = 10.0
+_UNAVAILABLE: Final = (InferenceUnavailableError, InferenceTimeoutError, SinkUnavailableError)
+
+
+class ScoringWorker:
+    """Scores the rows of one model's trigger view.
+
+    Args:
+        model: The model's contract.
+        served: The version that scores.
+        view: Its trigger view.
+        scorer: Turns rows into scores.
+        connect: Makes the model server ready; called before the first row.
+        brokers: Kafka bootstrap servers.
+        worker_id: Stable name of this worker among those of its role.
+        metrics: Where counts and latency go.
+        lineage: Where lineage goes.
+        commit_interval_s: Seconds between epochs.
+    """
+
+    def __init__(
+        self,
+        model: ModelSpec,
+        served: ServedVersion,
+        *,
+        view: FeatureView,
+        scorer: Scorer,
+        connect: Callable[[], Awaitable[None]],
+        brokers: str,
+        worker_id: str,
+        metrics: Metrics,
+        lineage: LineageEmitter,
+        commit_interval_s: float = 0.1,
+    ) -> None:
+        self._model = model
+        self._served = served
+        self._view = view
+        self._scorer = scorer
+        self._connect = connect
+        self._metrics = metrics
+        self._lineage = lineage
+        self._batcher = self._new_batcher()
+        role = f"scoring.{model.name}"
+        options = ConsumerOptions(
+            kafka=consumer_config(role, brokers=brokers),
+            commit=self._commit,
+            start_offsets=self._start,
+            release=self._release,
+        )
+        self.app = create_app(
+            role, brokers=brokers, options=options, metrics=metrics, commit_interval_s=commit_interval_s
+        )
+        self._lock = options.lock
+        self._arrived = asyncio.Event()
+        self._epoch = Epoch(
+            {"bootstrap.servers": brokers},
+            transactional_id=f"headrace.{role}.{worker_id}",
+            group_metadata=lambda: self.app.consumer.poller.group_metadata,
+        )
+        self.app.agent(columnar_topic(self.app, view.topic), name=f"scoring:{view.topic}")(self._consume)
+        self.app.task(self._score_when_due)
+
+    async def _start(self, _: Mapping[Partition, int | None]) -> dict[Partition, int]:
+        await self._epoch.start()
+        self._batcher = self._new_batcher()
+        await self._until_available(self._connect)
+        return {}
+
+    async def _release(self, partitions: set[Partition], lost: bool) -> None:
+        if lost:
+            return
+        async with self._lock:
+            if (batch := self._batcher.take()) is not None:
+                await self._score(batch)
+
+    async def _consume(self, stream: faust.StreamT) -> None:
+        async for event in stream.noack().events():
+            try:
+                rows = decode_feature_rows(event.value, self._view)
+                async with self._lock:
+                    for batch in self._batcher.add(rows, token=event, now_us=time.monotonic_ns() // 1_000):
+                        await self._score(batch)
+                self._arrived.set()
+            except Exception as exc:
+                logger.exception("scoring %s-%d failed", event.value.topic, event.value.partition)
+                await self.app.crash(exc)
+                raise
+
+    async def _score_when_due(self) -> None:
+        while not self.app.should_stop:
+            due_us = self._batcher.next_deadline_us
+            if due_us is None:
+                self._arrived.clear()
+                await self._arrived.wait()
+                continue
+            await asyncio.sleep(max(0, due_us - time.monotonic_ns() // 1_000) / 1e6)
+            async with self._lock:
+                batch = self._batcher.take_due(time.monotonic_ns() // 1_000)
+                try:
+                    if batch is not None:
+                        await self._score(batch)
+                except Exception as exc:
+                    logger.exception("scoring failed")
+                    await self.app.crash(exc)
+                    raise
+
+    async def _score(self, batch: MicroBatch[Any]) -> None:
+        started_us, started = time.time_ns() // 1_000, time.perf_counter()
+        scored = await self._until_available(lambda: self._scorer.score(batch.rows, now_us=started_us))
+        await self._epoch.write_rows(
+            self._model.topic,
+            partition=None,
+            keys=[entity.encode() for entity in scored.scores["entity"].to_pylist()],
+            values=encode_rows(with_text_times(scored.scores)),
+        )
+        await self._write_dead_letters(batch.rows, scored.dead_letters)
+        for event in batch.completed:
+            event.ack()
+            self._lineage.scores_done(
+                self._model,
+                view=self._view,
+                partition=event.value.partition,
+                offsets=(int(event.value.offsets[0]), event.value.next_offset),
+                rows=len(event.value),
+                scores=len(event.value),
+                started_us=started_us,
+                model_version=self._served.version,
+            )
+        self._measure(scored, n_rows=batch.rows.num_rows, seconds=time.perf_counter() - started)
+
+    async def _write_dead_letters(self, rows: pa.Table, dead_letters: pa.Table) -> None:
+        if not dead_letters.num_rows:
+            return
+        values = encode_rows(rows.take(dead_letters["_row"]))
+        for letter, value in zip(dead_letters.to_pylist(), values, strict=True):
+            request_id = rows["request_id"][letter["_row"]].as_py()
+            headers = [
+                ("headrace.reason", str(letter["reason"]).encode()),
+                ("headrace.detail", str(letter["detail"]).encode()),
+                ("headrace.topic", self._view.topic.encode()),
+                ("headrace.request_id", str(request_id).encode()),
+            ]
+            await self._epoch.write(self._model.dead_letter_topic, key=None, value=value, headers=headers)
+
+    async def _commit(self, offsets: Mapping[Partition, int]) -> None:
+        started = time.perf_counter()
+        await self._epoch.commit(offsets)
+        self._metrics.epoch_committed("scoring", seconds=time.perf_counter() - started)
+
+    async def _until_available(self, call: Callable[[], Awaitable[Answer]]) -> Answer:
+        wait_s = 0.25
+        while True:
+            try:
+                return await call()
+            except _UNAVAILABLE as exc:
+                wait_s = min(wait_s * 2, _MAX_RETRY_S)
+                store = "redis" if isinstance(exc, SinkUnavailableError) else "triton"
+                self._metrics.store_retried("scoring", store=store)
+                logger.warning("scoring waits for %s, next try in %.1f s: %s", store, wait_s, exc)
+                await asyncio.sleep(wait_s)
+
+    def _measure(self, scored: Scored, *, n_rows: int, seconds: float) -> None:
+        self._metrics.batch_processed("scoring", rows=n_rows, seconds=seconds)
+        scores = scored.scores
+        complete = int(pc.sum(scores["complete"]).as_py() or 0)
+        self._metrics.scored(
+            self._model.name,
+            arm=Arm.CHAMPION,
+            served_by=ServedBy.MODEL,
+            complete=complete,
+            incomplete=scores.num_rows - complete,
+        )
+        for stage in LATENCY_STAGES:
+            latency_ms = pc.struct_field(scores["latency_ms"], stage).to_numpy()
+            self._metrics.score_latency(self._model.name, stage=stage, seconds=latency_ms / 1_000)
+        if scored.dead_letters.num_rows:
+            self._metrics.dead_letters(self._view.topic, scored.dead_letters["reason"])
+
+    @staticmethod
+    def _new_batcher() -> MicroBatcher[Any]:
+        return MicroBatcher(max_rows=MAX_BATCH_ROWS, max_bytes=_MAX_BATCH_BYTES, max_wait_us=_MAX_WAIT_US)

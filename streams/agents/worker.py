@@ -1,0 +1,88 @@
+"""What the four roles have in common: a Faust app over the columnar transport, and how it is run."""
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import faust
+
+from streams.observability.metrics import Metrics
+from streams.transport.consumer import ColumnarSchema, ConsumerOptions
+
+logger = logging.getLogger(__name__)
+
+
+def create_app(
+    role: str, *, brokers: str, options: ConsumerOptions, metrics: Metrics, commit_interval_s: float
+) -> faust.App:
+    """Make the Faust app of a role.
+
+    Faust's tables, web views, topic declarations and leader topic are off: state, topics and metrics are Headrace's own.
+    Its producer stays the stock one (aiokafka); rows leave in epochs.
+
+    Args:
+        role: features, online, offline or scoring; the consumer group is ``headrace.<role>``.
+        brokers: ``host:port[,host:port]``.
+        options: How offsets are committed and where partitions start.
+        metrics: Where the consumer lag goes.
+        commit_interval_s: Seconds between commits.
+    """
+    app = faust.App(
+        f"headrace.{role}",
+        broker_consumer=f"headrace://{brokers}",
+        broker_producer=f"kafka://{brokers}",
+        broker_commit_interval=commit_interval_s,
+        broker_session_timeout=30.0,
+        stream_buffer_maxsize=16,
+        stream_recovery_delay=0.0,
+        topic_disable_leader=True,
+        topic_allow_declare=False,
+        web_enabled=False,
+        autodiscover=False,
+        store="memory://",
+        debug=False,
+    )
+    app.headrace = options
+
+    @app.timer(interval=1.0)  # type: ignore[untyped-decorator]  # Faust has no type information
+    async def report_lag() -> None:
+        for (topic, partition), records in app.consumer.lags().items():
+            metrics.consumer_lag(role, topic=topic, partition=partition, records=records)
+
+    return app
+
+
+def consumer_config(
+    role: str, *, brokers: str, kafka: Mapping[str, Any] | None = None, latest: bool = False
+) -> dict[str, Any]:
+    """Librdkafka configuration of a role's consumer: committed data only, offsets committed by the worker alone."""
+    return {
+        "bootstrap.servers": brokers,
+        "group.id": f"headrace.{role}",
+        "client.id": f"headrace-{role}",
+        "enable.auto.commit": False,
+        "enable.auto.offset.store": False,
+        "auto.offset.reset": "latest" if latest else "earliest",
+        "isolation.level": "read_committed",
+        "enable.partition.eof": True,
+        "partition.assignment.strategy": "range",
+        "session.timeout.ms": 30_000,
+        "max.poll.interval.ms": 300_000,
+        "fetch.wait.max.ms": 20,
+        "queued.max.messages.kbytes": 65_536,
+        **(kafka or {}),
+    }
+
+
+def columnar_topic(app: faust.App, *names: str) -> Any:
+    """Faust topic whose events are raw batches."""
+    return app.topic(*names, schema=ColumnarSchema(), value_serializer="raw", key_serializer="raw")
+
+
+def run(app: faust.App, *, log_level: str) -> None:
+    """Run the app until SIGTERM or SIGINT, then drain and leave the group; exits the process.
+
+    A worker that failed exits with code 1, so that its supervisor starts it again.
+    """
+    worker = faust.Worker(app, loglevel=log_level, redirect_stdouts=False, quiet=True, logging_config=None)
+    worker.execute_from_commandline()
