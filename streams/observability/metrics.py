@@ -33,6 +33,8 @@ DURATION_BUCKETS_S: Final = (
     *(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0),
 )
 ROWS_BUCKETS: Final = (1, 3, 10, 30, 100, 300, 1_000, 3_000, 10_000, 30_000, 100_000, 300_000)
+LINEAGE_FAILURES: Final = ("queue_full", "rejected", "closed")
+"""Why lineage events are lost: too many waited, the transport refused, the emitter was closed."""
 MAX_SERIES: Final = 2_000
 """Series of one metric, after which further ones are counted under ``other``."""
 
@@ -141,6 +143,8 @@ class Metrics:
         self._lineage_failures = self._counter(
             "headrace_lineage_failures_total", "OpenLineage events lost.", labels=("reason",)
         )
+        for reason in LINEAGE_FAILURES:  # from 0 on, so that the first loss is an increase
+            self.lineage_failed(reason, events=0)
 
     def batch_processed(self, role: str, *, rows: int, seconds: float) -> None:
         """Report a batch that a role has worked on."""
@@ -238,7 +242,7 @@ class Metrics:
         self._add(self._lineage_events, 1)
 
     def lineage_failed(self, reason: str, *, events: int = 1) -> None:
-        """Report lineage events that were lost: ``queue_full``, ``rejected`` or ``closed``."""
+        """Report lineage events that were lost, by one of :data:`LINEAGE_FAILURES`."""
         self._add(self._lineage_failures, events, reason)
 
     def _counter(self, name: str, documentation: str, *, labels: tuple[str, ...]) -> Counter:
