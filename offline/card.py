@@ -141,7 +141,8 @@ def load_card(repository: Path, name: str, version: int | None = None) -> ModelC
     try:
         card = ModelCard(**yaml.safe_load(path.read_text()))
     except (OSError, yaml.YAMLError, TypeError) as exc:
-        msg = f"model card {path} is not readable ({exc}), expected one as `headrace train` writes it; train it anew"
+        fault = " ".join(str(exc).split())
+        msg = f"model card {path} is not readable ({fault}), expected one as `headrace train` writes it; train it anew"
         raise ConfigError(msg) from exc
     model = directory / MODEL_FILE
     got = model_sha256(model) if model.is_file() else "no file"
