@@ -2,7 +2,6 @@
 
 import json
 import os
-import sys
 from dataclasses import asdict
 from typing import Annotated
 
@@ -10,7 +9,6 @@ import typer
 
 from infra.local.services import SERVICE_NAMES, ServiceStatus
 from jobs.settings import Settings
-from schemas.errors import ConfigError, HeadraceError
 
 app = typer.Typer(
     name="services",
@@ -86,16 +84,3 @@ def _rows(statuses: list[ServiceStatus]) -> list[str]:
         cells.append((entry.name, entry.state, entry.address or "", entry.version, pid, entry.log or ""))
     widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
-
-
-def main() -> None:
-    """Run the commands on their own; errors go to standard error, exit code 2 for a wrong setting and 1 otherwise."""
-    try:
-        app()
-    except HeadraceError as exc:
-        typer.echo(f"Error: {exc}", err=True)
-        sys.exit(2 if isinstance(exc, ConfigError) else 1)
-
-
-if __name__ == "__main__":
-    main()

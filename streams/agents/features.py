@@ -5,9 +5,9 @@ import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
-import faust
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -15,7 +15,7 @@ from schemas.errors import ConfigError, WindowingError
 from schemas.row import Pane
 from schemas.source import EventSource
 from schemas.view import FeatureView
-from streams.agents.worker import columnar_topic, consumer_config, create_app
+from streams.agents.worker import consume, consumer_config, create_app
 from streams.batch import RawBatch
 from streams.lineage.openlineage import LineageEmitter
 from streams.observability.metrics import Metrics
@@ -80,20 +80,12 @@ class FeaturesWorker:
             before_commit=self._write_snapshots,
         )
         for topic in self._sources:
-            agent = self.app.agent(columnar_topic(self.app, topic), name=f"features:{topic}")
-            agent(self._consume)
+            consume(self.app, topic, self._handle)
 
-    async def _consume(self, stream: faust.StreamT) -> None:
-        async for event in stream.noack().events():
-            try:
-                async with self._lock:
-                    await self._process(event.value)
-                    await stream.ack(event)
-            except Exception as exc:
-                # The batch is not acknowledged: nothing of it can be committed, and the next worker does it again.
-                logger.exception("features of %s-%d failed", event.value.topic, event.value.partition)
-                await self.app.crash(exc)
-                raise
+    async def _handle(self, event: Any) -> None:
+        async with self._lock:
+            await self._process(event.value)
+            event.ack()
 
     async def _process(self, batch: RawBatch) -> None:
         tp = (batch.topic, batch.partition)
@@ -159,33 +151,37 @@ class FeaturesWorker:
     async def _restore(self, committed: Mapping[Partition, int | None]) -> dict[Partition, int]:
         await self._epoch.start()
         self._pipelines, self._next_offset, self._snapshot_at = {}, {}, {}
-        starts = {}
-        for (topic, partition), offset in committed.items():
-            views = self._views[topic]
-            snapshots = await asyncio.gather(
-                *(asyncio.to_thread(read_snapshot, self._kafka, view.name, partition=partition) for view in views)
+        starts = await asyncio.gather(
+            *(self._restore_partition(tp, committed=offset) for tp, offset in committed.items())
+        )
+        return dict(zip(committed, starts, strict=True))
+
+    async def _restore_partition(self, tp: Partition, *, committed: int | None) -> int:
+        topic, partition = tp
+        views = self._views[topic]
+        snapshots = [
+            await asyncio.to_thread(read_snapshot, self._kafka, view.name, partition=partition) for view in views
+        ]
+        view_starts = {
+            view.name: ViewStart(
+                state=snapshot.state if snapshot else None,
+                next_offset=snapshot.next_offset if snapshot else 0,
+                # Each partition's first epoch holds a snapshot: a view without one is new and emits from its start.
+                emit_from=committed or 0 if snapshot else 0,
             )
-            view_starts = {
-                view.name: ViewStart(
-                    state=snapshot.state if snapshot else None,
-                    next_offset=snapshot.next_offset if snapshot else 0,
-                    # Each partition's first epoch holds a snapshot: a view without one is new and emits from its start.
-                    emit_from=offset or 0 if snapshot else 0,
-                )
-                for view, snapshot in zip(views, snapshots, strict=True)
-            }
-            pipeline = PartitionPipeline(self._sources[topic], views, partition=partition, starts=view_starts)
-            self._pipelines[topic, partition] = pipeline
-            starts[topic, partition] = pipeline.resume_offset
-            logger.info("%s-%d: resuming at %d, emitting from %s", topic, partition, pipeline.resume_offset, offset)
-        return starts
+            for view, snapshot in zip(views, snapshots, strict=True)
+        }
+        pipeline = PartitionPipeline(self._sources[topic], views, partition=partition, starts=view_starts)
+        self._pipelines[tp] = pipeline
+        logger.info("%s-%d: from offset %d, emitting from %s", topic, partition, pipeline.resume_offset, committed)
+        return pipeline.resume_offset
 
     def _measure(self, batch: RawBatch, processed: Processed, *, computed_us: int, seconds: float) -> None:
         self._metrics.batch_processed("features", rows=len(batch), seconds=seconds)
         if processed.dead_letters.num_rows:
             self._metrics.dead_letters(batch.topic, processed.dead_letters.column("reason"))
         for view, counts in processed.counts.items():
-            self._metrics.rows_counted("features", view, counts)
+            self._metrics.rows_counted("features", view, asdict(counts))
             rows = processed.rows[view]
             newest = pc.max(rows.filter(pc.equal(rows.column("pane"), Pane.EARLY)).column("event_time"))
             self._metrics.watermark(

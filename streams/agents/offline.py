@@ -11,14 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import faust
 import numpy as np
 import pyarrow as pa
 
 from schemas.errors import SinkConflictError, SinkUnavailableError
 from schemas.view import FeatureView
 from streams.agents.online import decode_feature_rows
-from streams.agents.worker import columnar_topic, consumer_config, create_app
+from streams.agents.worker import consume, consumer_config, create_app, fail
 from streams.lineage.openlineage import LineageEmitter
 from streams.observability.metrics import Metrics
 from streams.sinks.offline import CommitResult, OfflineWriter
@@ -79,18 +78,12 @@ class OfflineWorker:
             "offline", brokers=brokers, options=options, metrics=metrics, commit_interval_s=commit_interval_s
         )
         for topic in self._views:
-            self.app.agent(columnar_topic(self.app, topic), name=f"offline:{topic}")(self._consume)
+            consume(self.app, topic, self._handle)
         self.app.timer(interval=min(1.0, flush_interval_s))(self._flush_due)
 
-    async def _consume(self, stream: faust.StreamT) -> None:
-        async for event in stream.noack().events():
-            try:
-                async with self._lock:
-                    await self._gather(event)
-            except Exception as exc:
-                logger.exception("storing %s-%d failed", event.value.topic, event.value.partition)
-                await self.app.crash(exc)
-                raise
+    async def _handle(self, event: Any) -> None:
+        async with self._lock:
+            await self._gather(event)
 
     async def _gather(self, event: Any) -> None:
         batch = event.value
@@ -111,7 +104,7 @@ class OfflineWorker:
                 await self._flush(due)
             except Exception as exc:
                 logger.exception("storing %s failed", sorted(due))
-                await self.app.crash(exc)
+                await fail(self.app, exc)
                 raise
 
     async def _release(self, partitions: set[Partition], lost: bool) -> None:

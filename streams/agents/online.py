@@ -8,13 +8,13 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
+from typing import Any
 
-import faust
 import pyarrow as pa
 
 from schemas.errors import DecodeError, SinkUnavailableError
 from schemas.view import FeatureView
-from streams.agents.worker import columnar_topic, consumer_config, create_app
+from streams.agents.worker import consume, consumer_config, create_app
 from streams.batch import RawBatch
 from streams.lineage.openlineage import LineageEmitter
 from streams.observability.metrics import Metrics
@@ -58,17 +58,11 @@ class OnlineWorker:
             "online", brokers=brokers, options=options, metrics=metrics, commit_interval_s=commit_interval_s
         )
         for topic in self._views:
-            self.app.agent(columnar_topic(self.app, topic), name=f"online:{topic}")(self._consume)
+            consume(self.app, topic, self._handle)
 
-    async def _consume(self, stream: faust.StreamT) -> None:
-        async for event in stream.noack().events():
-            try:
-                await self._store(event.value)
-                await stream.ack(event)
-            except Exception as exc:
-                logger.exception("storing %s-%d failed", event.value.topic, event.value.partition)
-                await self.app.crash(exc)
-                raise
+    async def _handle(self, event: Any) -> None:
+        await self._store(event.value)
+        event.ack()
 
     async def _store(self, batch: RawBatch) -> None:
         view = self._views[batch.topic]

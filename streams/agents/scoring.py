@@ -10,7 +10,6 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, TypeVar
 
-import faust
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -19,7 +18,7 @@ from schemas.model import ModelSpec, ServedVersion
 from schemas.score import LATENCY_STAGES, Arm, ServedBy, with_text_times
 from schemas.view import FeatureView
 from streams.agents.online import decode_feature_rows
-from streams.agents.worker import columnar_topic, consumer_config, create_app
+from streams.agents.worker import consume, consumer_config, create_app, fail
 from streams.inference.batcher import MicroBatch, MicroBatcher
 from streams.inference.scorer import Scored, Scorer
 from streams.lineage.openlineage import LineageEmitter
@@ -93,7 +92,7 @@ class ScoringWorker:
             transactional_id=f"headrace.{role}.{worker_id}",
             group_metadata=lambda: self.app.consumer.poller.group_metadata,
         )
-        self.app.agent(columnar_topic(self.app, view.topic), name=f"scoring:{view.topic}")(self._consume)
+        consume(self.app, view.topic, self._handle)
         self.app.task(self._score_when_due)
 
     async def _start(self, _: Mapping[Partition, int | None]) -> dict[Partition, int]:
@@ -109,18 +108,16 @@ class ScoringWorker:
             if (batch := self._batcher.take()) is not None:
                 await self._score(batch)
 
-    async def _consume(self, stream: faust.StreamT) -> None:
-        async for event in stream.noack().events():
-            try:
-                rows = decode_feature_rows(event.value, self._view)
-                async with self._lock:
-                    for batch in self._batcher.add(rows, token=event, now_us=time.monotonic_ns() // 1_000):
-                        await self._score(batch)
-                self._arrived.set()
-            except Exception as exc:
-                logger.exception("scoring %s-%d failed", event.value.topic, event.value.partition)
-                await self.app.crash(exc)
-                raise
+    async def _handle(self, event: Any) -> None:
+        rows = decode_feature_rows(event.value, self._view)
+        async with self._lock:
+            full = self._batcher.add(rows, chunk=event, now_us=time.monotonic_ns() // 1_000)
+            for batch in full:
+                await self._score(batch)
+            # A commit must never cut through a chunk: what a full batch has left of it goes at once.
+            if full and (rest := self._batcher.take()) is not None:
+                await self._score(rest)
+        self._arrived.set()
 
     async def _score_when_due(self) -> None:
         while not self.app.should_stop:
@@ -137,7 +134,7 @@ class ScoringWorker:
                         await self._score(batch)
                 except Exception as exc:
                     logger.exception("scoring failed")
-                    await self.app.crash(exc)
+                    await fail(self.app, exc)
                     raise
 
     async def _score(self, batch: MicroBatch[Any]) -> None:

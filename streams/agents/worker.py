@@ -1,11 +1,12 @@
 """What the four roles have in common: a Faust app over the columnar transport, and how it is run."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import faust
 
+from streams.batch import RawBatch
 from streams.observability.metrics import Metrics
 from streams.transport.consumer import ColumnarSchema, ConsumerOptions
 
@@ -74,9 +75,31 @@ def consumer_config(
     }
 
 
-def columnar_topic(app: faust.App, *names: str) -> Any:
-    """Faust topic whose events are raw batches."""
-    return app.topic(*names, schema=ColumnarSchema(), value_serializer="raw", key_serializer="raw")
+def consume(app: faust.App, topic: str, handle: Callable[[Any], Awaitable[None]]) -> None:
+    """Have an agent of ``app`` hand every event of ``topic`` to ``handle``, which acknowledges it when all is done.
+
+    When that fails the worker ends: the event stays unacknowledged, nothing is committed any more, and the next worker
+    does the batch again.
+    """
+
+    async def agent(stream: faust.StreamT) -> None:
+        async for event in stream.noack().events():
+            try:
+                await handle(event)
+            except Exception as exc:
+                batch: RawBatch = event.value
+                offsets = f"{int(batch.offsets[0])} to {batch.next_offset - 1}"
+                logger.exception("%s-%d, offsets %s: failed", batch.topic, batch.partition, offsets)
+                await fail(app, exc)
+                raise
+
+    app.agent(app.topic(topic, schema=ColumnarSchema()), name=f"{app.conf.id}:{topic}")(agent)
+
+
+async def fail(app: faust.App, error: Exception) -> None:
+    """End the worker without committing anything more."""
+    app.headrace.has_failed = True
+    await app.crash(error)
 
 
 def run(app: faust.App, *, log_level: str) -> None:

@@ -79,7 +79,8 @@ def read_snapshot(kafka: Mapping[str, Any], view: str, *, partition: int) -> Sna
     try:
         consumer.assign([TopicPartition(state_topic(view), partition, OFFSET_BEGINNING)])
         while True:
-            messages = consumer.consume(100, _READ_TIMEOUT_S)
+            messages = consumer.consume(1, _READ_TIMEOUT_S)
+            messages += consumer.consume(1_000, 0) if messages else []
             if not messages:
                 msg = f"no answer from {state_topic(view)}-{partition} within {_READ_TIMEOUT_S:.0f} s"
                 raise KafkaException(KafkaError(KafkaError._TIMED_OUT, msg))

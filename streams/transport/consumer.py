@@ -27,7 +27,7 @@ Partition = tuple[str, int]
 _TIMEOUT_S = 15.0
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class ConsumerOptions:
     """What the application decides about its consumer; set as ``app.headrace`` before the app starts.
 
@@ -41,6 +41,7 @@ class ConsumerOptions:
         start_offsets: Given the committed offset of each assigned partition (None: none yet), returns where to start;
             partitions it leaves out start where committed, else at the beginning.
         release: Called before the last commit when partitions go; ``lost`` ones have nothing left to commit.
+        has_failed: Set once a batch has failed half-way: nothing may be committed any more, the worker must end.
     """
 
     kafka: dict[str, Any]
@@ -49,6 +50,7 @@ class ConsumerOptions:
     commit: Callable[[Mapping[Partition, int]], Awaitable[None]] | None = None
     start_offsets: Callable[[Mapping[Partition, int | None]], Awaitable[Mapping[Partition, int]]] | None = None
     release: Callable[[set[Partition], bool], Awaitable[None]] | None = None
+    has_failed: bool = False
 
 
 class ColumnarSchema(faust.Schema):  # type: ignore[misc]  # Faust has no type information
@@ -101,7 +103,7 @@ class ColumnarConsumer(FaustConsumer):  # type: ignore[misc]
 
     async def on_stop(self) -> None:
         """Commit what is acknowledged, then leave the group."""
-        if self.options.release is not None:
+        if self.options.release is not None and not self.options.has_failed:
             await self.options.release(self.poller.assignment, False)
         await self.commit()
         await asyncio.to_thread(self.poller.stop, 10.0)
@@ -222,6 +224,8 @@ class ColumnarConsumer(FaustConsumer):  # type: ignore[misc]
     async def force_commit(self, *args: Any, **kwargs: Any) -> bool:
         """Commit everything acknowledged, with no agent between its rows and its acknowledgement."""
         async with self.options.lock:
+            if self.options.has_failed:
+                return False
             return bool(await super().force_commit(*args, **kwargs))
 
     async def _commit_offsets(self, offsets: Mapping[TP, int], start_new_transaction: bool = True) -> bool:
@@ -234,6 +238,7 @@ class ColumnarConsumer(FaustConsumer):  # type: ignore[misc]
             await commit({(tp.topic, tp.partition): offset for tp, offset in committable.items()})
         except Exception as exc:
             # Faust must not believe in an offset that Kafka does not hold, nor may rows go on past it.
+            self.options.has_failed = True
             await self.app.crash(exc)
             raise
         self._committed_offset.update(committable)
