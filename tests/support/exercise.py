@@ -1,0 +1,37 @@
+"""Every metric of every role, reported once with plausible values."""
+
+import numpy as np
+import pyarrow as pa
+
+from schemas.row import TIMESTAMP
+from schemas.score import LATENCY_STAGES
+from streams.observability.metrics import Metrics
+
+
+def report_everything(metrics: Metrics, *, now_us: int) -> None:
+    """Call each method of ``metrics`` once, for view ``flights``, source ``flights.departed`` and model ``late``."""
+    for role in ("features", "online", "offline", "scoring"):
+        metrics.batch_processed(role, rows=100, seconds=0.002)
+        metrics.epoch_committed(role, seconds=0.01, rows=100)
+        metrics.consumer_lag(role, topic="features.flights", partition=0, records=7)
+        metrics.store_retried(role, store="redis")
+    metrics.rows_counted("features", "flights", {"admitted": 98, "rejected": 2, "on_time": 40})
+    metrics.dead_letters("flights.departed", {"late": 2})
+    for partition, behind_us in enumerate((5_000_000, 9_000_000)):
+        metrics.watermark(
+            "flights",
+            partition=partition,
+            watermark_us=now_us - behind_us,
+            computed_time_us=now_us,
+            event_time_us=now_us - 1_000_000,
+        )
+    ages_us = [30_000] * 99 + [400_000]
+    broker_time = pa.array([now_us - age_us for age_us in ages_us], TIMESTAMP)
+    metrics.freshness("flights", broker_time=broker_time, readable_time_us=now_us)
+    metrics.online_written("flights", written=90, superseded=10)
+    metrics.offline_committed("flights", rows=100, skipped=3, seconds=0.2)
+    metrics.scored("late", arm="champion", served_by="model", complete=9, incomplete=1)
+    for stage in LATENCY_STAGES:
+        metrics.score_latency("late", stage=stage, seconds=np.array([0.05, 0.1]))
+    metrics.lineage_sent()
+    metrics.lineage_failed("rejected")
