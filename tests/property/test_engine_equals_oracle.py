@@ -1,0 +1,209 @@
+"""The engine is the oracle, and batching never shows, on logs that Hypothesis makes up."""
+
+import dataclasses
+import math
+from typing import Any
+
+import hypothesis.strategies as st
+import pyarrow as pa
+import pyarrow.compute as pc
+from hypothesis import assume, given, settings
+
+from schemas.aggregation import (
+    Feature,
+    count,
+    distinct,
+    entropy,
+    first,
+    from_event,
+    last,
+    last_n,
+    max_,
+    mean,
+    min_,
+    stddev,
+    sum_,
+    variance,
+)
+from schemas.entity import Entity
+from schemas.view import FeatureView
+from streams.windowing.snapshot import table_to_bytes
+from tests.support.builders import Row, make_source, run_engine, to_rows
+from tests.support.oracle import Oracle
+
+PREDICATES = {
+    "kind == 'a'": lambda row: row["kind"] == "a",
+    "n > 0 and kind is not null": lambda row: row["n"] is not None and row["n"] > 0 and row["kind"] is not None,
+}
+FILTERS = st.none() | st.sampled_from(sorted(PREDICATES))
+ENTITY = Entity("thing", key="key")
+APPROXIMATE = {"variance", "stddev", "entropy"}
+
+
+@st.composite
+def aggregations(draw: st.DrawFn, *, is_last: bool = False) -> Any:
+    where = draw(FILTERS)
+    number = st.sampled_from(["n", "x"])
+    choices = [
+        st.just(count(where=where)),
+        *(number.map(lambda c, f=f: f(c, where=where)) for f in (sum_, mean, variance, stddev)),
+        *(st.sampled_from(["n", "x", "kind"]).map(lambda c, f=f: f(c, where=where)) for f in (min_, max_)),
+        *(st.sampled_from(["n", "x", "kind", "flag"]).map(lambda c, f=f: f(c, where=where)) for f in (first, last)),
+        *(st.sampled_from(["n", "kind", "flag"]).map(lambda c, f=f: f(c, where=where)) for f in (distinct, entropy)),
+    ]
+    if is_last:
+        choices.append(st.sampled_from(["n", "kind", "tags"]).map(lambda c: last_n(c, where=where)))
+    return draw(st.one_of(choices))
+
+
+@st.composite
+def views(draw: st.DrawFn, *, emit: str = "every_event") -> FeatureView:
+    slide = draw(st.sampled_from([7, 10, 60]))
+    features: dict[str, Any] = {}
+    for index in range(draw(st.integers(0, 3))):
+        size = draw(st.sampled_from([slide, 2 * slide, 5 * slide, slide + 3]))
+        features[f"w{index}"] = draw(aggregations()).over(f"{size}s")
+    for index in range(draw(st.integers(0, 2))):
+        features[f"l{index}"] = draw(aggregations(is_last=True)).over(last=draw(st.integers(1, 4)))
+    if draw(st.booleans()):
+        features["life"] = draw(aggregations()).over(lifetime=True)
+    if draw(st.booleans()) or not features:
+        features["own"] = from_event("x")
+    return FeatureView(
+        "random",
+        version=1,
+        entity=ENTITY,
+        source=make_source(
+            max_out_of_orderness=f"{draw(st.sampled_from([0, 5, 30]))}s",
+            max_future_skew=draw(st.sampled_from([None, "0s", "20s"])),
+            **draw(st.sampled_from([{}, {"event_id": "id", "dedup_window": "15s"}])),
+        ),
+        slide=f"{slide}s",
+        allowed_lateness=f"{draw(st.sampled_from([0, 3, slide, 2 * slide + 1]))}s",
+        align_to=draw(st.sampled_from(["1970-01-01T00:00:00Z", "1999-12-31T23:59:57.5Z"])),
+        state_ttl=draw(st.sampled_from(["25s", "30d"])),
+        emit=emit,
+        features=features,
+    )
+
+
+@st.composite
+def logs(draw: st.DrawFn, *, max_size: int = 30) -> list[Row]:
+    rows: list[Row] = []
+    now = draw(st.sampled_from([-40, 0, 1_000_000]))
+    offset = draw(st.integers(0, 3))
+    for _ in range(draw(st.integers(1, max_size))):
+        now += draw(st.sampled_from([0, 0, 1, 1, 3, 9, 20, 90]))
+        at: int | None = now - draw(st.sampled_from([0, 0, 0, 1, 4, 12, 25, 60, 200]))
+        if draw(st.integers(0, 30)) == 0:
+            at = draw(st.sampled_from([None, 10**12, -(2**63), 2**63 - 1, 10**15, now + 500]))
+        rows.append(
+            {
+                "key": draw(st.sampled_from(["a", "a", "b", "é", "日本", "\N{GRINNING FACE}", "", None])),
+                "at": at,
+                "id": draw(st.sampled_from([None, "i1", "i2", "i3", "i4", "i5", "i6", "i7"])),
+                "kind": draw(st.sampled_from(["a", "b", "ü", None])),
+                "n": draw(st.sampled_from([0, 1, -3, 5, None, 2**62, 2**63 - 1, -(2**63)])),
+                "x": draw(st.sampled_from([0.0, -0.0, 0.1, 0.2, 1e16, -2.5, None, math.nan, math.inf])),
+                "flag": draw(st.sampled_from([True, False, None])),
+                "tags": draw(st.sampled_from([None, [], ["p"], ["p", "q"]])),
+                "_offset": offset,
+                "_broker_time": draw(st.sampled_from([None, now * 1_000_000, (now + 5) * 1_000_000])),
+                "_request_id": draw(st.sampled_from([None, None, "r"])),
+            }
+        )
+        offset += draw(st.sampled_from([1, 1, 2]))
+    return rows
+
+
+def tolerance(feature: Feature, rows: list[Row]) -> float:
+    """How far apart two ways of computing a feature may lie, from the size of its inputs."""
+    if feature.function == "entropy":
+        return 1e-9
+    inputs = [abs(row[feature.column]) for row in rows if row[feature.column] is not None]
+    largest = max((value for value in inputs if math.isfinite(value)), default=0.0)
+    # The spread of values of size 2**63 has lost all that is small beside them.
+    return 1e-12 * float(largest) ** 2 if feature.function == "variance" else 1e-6 * float(largest)
+
+
+def assert_same(got: list[Row], expected: list[Row], *, view: FeatureView, rows: list[Row]) -> None:
+    for mine, theirs in zip(got, expected, strict=False):
+        assert mine.keys() == theirs.keys()
+        for name, value in theirs.items():
+            feature = view.definitions.get(name)
+            is_float = isinstance(value, float) and isinstance(mine[name], float)
+            if is_float and math.isnan(value):
+                same = math.isnan(mine[name])
+            elif is_float and feature is not None and feature.function in APPROXIMATE:
+                same = math.isclose(mine[name], value, rel_tol=1e-6, abs_tol=tolerance(feature, rows))
+            else:
+                same = mine[name] == value
+            assert same, f"{name}: got {mine[name]!r}, expected {value!r}\n{mine}\n{theirs}"
+    assert len(got) == len(expected)
+
+
+def is_same_bytes(one: pa.Table, other: pa.Table) -> bool:
+    """Equal down to the last bit; NaN equals itself."""
+    return table_to_bytes(one.combine_chunks()) == table_to_bytes(other.combine_chunks())
+
+
+def check_against_oracle(view: FeatureView, rows: list[Row]) -> None:
+    table, dead, results = run_engine(view, rows, close=True)
+    expected = Oracle(view, predicates=PREDICATES).run(rows, close=True)
+    letters = [{name: row[name] for name in ("_offset", "reason", "late_by_us")} for row in to_rows(dead)]
+    assert letters == expected.dead_letters
+    assert_same(to_rows(table), expected.rows, view=view, rows=rows)
+    counts = results[0].counts
+    assert (counts.admitted, counts.partially_late, counts.without_as_of) == (
+        expected.admitted,
+        expected.partially_late,
+        expected.without_as_of,
+    )
+
+
+def check_batching(view: FeatureView, rows: list[Row], splits: list[int], *, restore: bool) -> None:
+    whole, dead, _ = run_engine(view, rows, close=True)
+    parts, dead_parts, _ = run_engine(view, rows, splits=splits, restore=restore, close=True)
+    assert is_same_bytes(dead, dead_parts)
+    assert is_same_bytes(whole, parts)
+
+
+@settings(max_examples=150, deadline=None)
+@given(view=views(), rows=logs())
+def test_a_sliding_view_is_the_oracle(view: FeatureView, rows: list[Row]) -> None:
+    check_against_oracle(view, rows)
+
+
+@settings(max_examples=80, deadline=None)
+@given(view=views(), rows=logs(), splits=st.lists(st.integers(0, 30), max_size=6), restore=st.booleans())
+def test_batches_and_restarts_do_not_show(view: FeatureView, rows: list[Row], splits: list[int], restore: bool) -> None:
+    check_batching(view, rows, [s for s in splits if s < len(rows)], restore=restore)
+
+
+@settings(max_examples=60, deadline=None)
+@given(view=views(), rows=logs(), split=st.integers(0, 30))
+def test_latest_keeps_every_closing_pane_and_the_last_as_of_row_of_a_key_and_batch(
+    view: FeatureView, rows: list[Row], split: int
+) -> None:
+    split = min(split, len(rows))
+    table, _, _ = run_engine(view, rows, close=True)
+    _, _, latest = run_engine(dataclasses.replace(view, emit="latest"), rows, splits=[split], close=True)
+    edge = rows[split - 1]["_offset"] if split else -1
+    expected, seen = [], set()
+    for row in reversed(to_rows(table)):
+        mark = (row["key"], row["source_offset"] > edge)
+        if row["pane"] != "EARLY" or mark not in seen:
+            expected.append(row)
+        if row["pane"] == "EARLY":
+            seen.add(mark)
+    got = [row for result in latest for row in to_rows(result.rows)]
+    assert repr(got) == repr(expected[::-1])
+
+
+@settings(max_examples=40, deadline=None)
+@given(view=views(), rows=logs())
+def test_on_close_is_every_event_without_its_as_of_rows(view: FeatureView, rows: list[Row]) -> None:
+    assume(any(f.is_windowed for f in view.definitions.values()))
+    table, _, _ = run_engine(view, rows, close=True)
+    closing, _, _ = run_engine(dataclasses.replace(view, emit="on_close"), rows, close=True)
+    assert is_same_bytes(closing, table.filter(pc.not_equal(table.column("pane"), "EARLY")))
