@@ -372,7 +372,14 @@ class LocalServices:
                     "end that process, or run `headrace services up` for another port"
                 )
                 raise ServiceError(msg)
-            launch = service.prepare(ports)
+            try:
+                launch = service.prepare(ports)
+            except OSError as exc:
+                msg = (
+                    f"{service.title} could not be set up: {exc}. Check that there is room and that one may write "
+                    f"to {self.home} and to the cache, or set HEADRACE_HOME and HEADRACE_CACHE to other directories"
+                )
+                raise ServiceError(msg) from exc
             record, log_start = self._spawn(service, launch, ports)
             if started is not None:
                 started.append(name)

@@ -100,11 +100,16 @@ def locked(home: Path, *, timeout_s: float = 180.0) -> Iterator[None]:
     """Hold the home directory for one command at a time; the lock goes with the process that holds it.
 
     Raises:
-        ServiceError: Another command still holds it after ``timeout_s``.
+        ServiceError: Another command still holds it after ``timeout_s``, or it cannot be written to.
     """
-    home.mkdir(parents=True, exist_ok=True)
     path = home / "services.lock"
-    with path.open("a+b") as handle:
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        handle = path.open("a+b")
+    except OSError as exc:
+        msg = f"{home} cannot be written to ({exc}), expected a directory of your own; set HEADRACE_HOME to one"
+        raise ServiceError(msg) from exc
+    with handle:
         deadline_s = time.monotonic() + timeout_s
         while not _try_lock(handle.fileno()):
             if time.monotonic() >= deadline_s:

@@ -214,6 +214,32 @@ def test_what_was_started_beside_a_failing_service_is_ended_again(
     assert processes_of() == []
 
 
+def test_a_home_that_cannot_be_written_to_is_told(make_services: MakeServices, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a directory", encoding="utf-8")
+    services = LocalServices(tmp_path / "file", environment={}, model_repository=tmp_path, cache=tmp_path)
+
+    with pytest.raises(ServiceError, match=r"file cannot be written to .*; set HEADRACE_HOME to one"):
+        services.up(["redis"])
+
+
+def test_data_that_cannot_be_written_is_told(make_services: MakeServices, tmp_path: Path) -> None:
+    services = make_services()
+    (tmp_path / "home" / "redis").write_text("not a directory", encoding="utf-8")
+
+    with pytest.raises(ServiceError, match=r"Redis could not be set up: .*set HEADRACE_HOME and HEADRACE_CACHE"):
+        services.up(["redis"])
+
+
+def test_a_home_with_spaces_in_its_name_serves_as_well(make_services: MakeServices, tmp_path: Path) -> None:
+    services = make_services("my  home, ünïcode", model_repository=tmp_path / "my models")
+
+    services.up()
+
+    assert [status.state for status in services.status()] == ["running"] * 3
+    assert (services.home / "kafka" / "log" / "meta.properties").is_file()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["my  home, ünïcode", "my models"]
+
+
 def test_a_machine_without_any_redis_is_told_how_to_get_one(
     make_services: MakeServices, monkeypatch: pytest.MonkeyPatch
 ) -> None:

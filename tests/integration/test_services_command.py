@@ -20,7 +20,7 @@ def run(tmp_path: Path) -> Iterator[Run]:
 
     def call(*arguments: str, **variables: str) -> "subprocess.CompletedProcess[str]":
         environment = {**base, "HEADRACE_HOME": str(tmp_path / "home"), **variables}
-        command = [sys.executable, "-m", "jobs.services", *arguments]
+        command = [sys.executable, "-m", "jobs.cli", "services", *arguments]
         return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
 
     yield call
@@ -88,7 +88,7 @@ def test_a_wrong_setting_exits_with_2_and_a_failure_with_1(run: Run) -> None:
     absent = run("up", "redis", HEADRACE_REDIS="redis://127.0.0.1:1/0")
 
     assert (wrong.returncode, wrong.stdout) == (2, "")
-    assert wrong.stderr.startswith("Error: HEADRACE_KAFKA is 'nonsense', expected host:port")
+    assert wrong.stderr.startswith("headrace: HEADRACE_KAFKA is 'nonsense', expected host:port")
     assert (unknown.returncode, absent.returncode) == (2, 1)
     assert "Traceback" not in wrong.stderr + unknown.stderr + absent.stderr
 

@@ -14,6 +14,7 @@ from infra.local.port import LOOPBACK
 from infra.local.service import Launch, Notify
 from schemas.errors import ServiceError
 
+_LOG_DIRECTORY: Final = "log"
 _FOREVER_MS: Final = 2**63 - 1
 _JVM_FLAGS: Final = ("-Xms128m", "-Xmx384m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 _LOG_FLAGS: Final = (
@@ -61,10 +62,10 @@ class KafkaService:
             "".join(f"{key}={value}\n" for key, value in self._configuration(ports).items()), encoding="utf-8"
         )
         program = (str(java.program), *_JVM_FLAGS, *self._jvm_flags, *_LOG_FLAGS, "-cp", f"{jars}/*")
-        if not (self._directory / "log" / "meta.properties").exists():
-            self._format(program, configuration)
+        if not (self._directory / _LOG_DIRECTORY / "meta.properties").exists():
+            self._format(program, configuration.name)
         return Launch(
-            argv=(*program, "kafka.Kafka", str(configuration)),
+            argv=(*program, "kafka.Kafka", configuration.name),
             environment=self._environment,
             cwd=self._directory,
             address=f"{LOOPBACK}:{ports['broker']}",
@@ -90,7 +91,8 @@ class KafkaService:
             "advertised.listeners": listeners,
             "inter.broker.listener.name": "PLAINTEXT",
             "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT",
-            "log.dirs": (self._directory / "log").as_posix(),
+            # Relative to the working directory: in a path of any name, a comma would part two directories.
+            "log.dirs": _LOG_DIRECTORY,
             "auto.create.topics.enable": "false",
             "num.partitions": 1,
             "default.replication.factor": 1,
@@ -117,11 +119,11 @@ class KafkaService:
             "log.cleaner.dedupe.buffer.size": 16 * 1024 * 1024,
         }
 
-    def _format(self, program: tuple[str, ...], configuration: Path) -> None:
+    def _format(self, program: tuple[str, ...], configuration: str) -> None:
         command = (*program, "kafka.tools.StorageTool", "format", "--standalone", "--ignore-formatted")
         try:
             subprocess.run(
-                [*command, "-t", _cluster_id(), "-c", str(configuration)],
+                [*command, "-t", _cluster_id(), "-c", configuration],
                 capture_output=True,
                 text=True,
                 timeout=120,

@@ -101,6 +101,7 @@ class TritonService:
                 "--model-control-mode=explicit",
                 "--load-model=*",
                 "--exit-on-error=false",
+                "--exit-timeout-secs=10",
                 "--allow-gpu-metrics=false",
                 "--pinned-memory-pool-byte-size=0",
                 "--strict-readiness=false",
