@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaConnectionError, KafkaError
 
 from jobs.settings import Settings
@@ -62,10 +63,7 @@ async def _print(
         msg = f"no Kafka answers at {brokers}: {exc}; expected a reachable broker, see `headrace services status`"
         raise ServiceError(msg) from exc
     try:
-        if topic not in (known := await consumer.topics()):
-            msg = f"there is no topic {topic!r}, expected one of {sorted(name for name in known if not name.startswith('__'))}"
-            raise ConfigError(msg)
-        partitions = [TopicPartition(topic, number) for number in sorted(consumer.partitions_for_topic(topic) or ())]
+        partitions = await _partitions(brokers, topic)
         consumer.assign(partitions)
         await _print_records(consumer, partitions, limit=limit, follow=follow, headers=headers)
     except KafkaError as exc:
@@ -73,6 +71,20 @@ async def _print(
         raise ServiceError(msg) from exc
     finally:
         await consumer.stop()
+
+
+async def _partitions(brokers: str, topic: str) -> list[TopicPartition]:
+    admin = AIOKafkaAdminClient(bootstrap_servers=brokers.split(","))
+    await admin.start()
+    try:
+        if topic not in (known := await admin.list_topics()):
+            shown = sorted(name for name in known if not name.startswith("__"))
+            msg = f"there is no topic {topic!r}, expected one of {shown}"
+            raise ConfigError(msg)
+        (described,) = await admin.describe_topics([topic])
+    finally:
+        await admin.close()
+    return [TopicPartition(topic, found["partition"]) for found in described["partitions"]]
 
 
 async def _print_records(
