@@ -18,7 +18,7 @@ from onnx import TensorProto, helper
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from infra.local import services as services_module
-from infra.local.process import wait_until
+from infra.local.process import ProcessIdentity, start_time_s, wait_until
 from infra.local.services import LocalServices, ServiceStatus
 from infra.local.triton import server as server_module
 from schemas.errors import ServiceError
@@ -233,7 +233,7 @@ def test_a_killed_triton_comes_back_with_its_models_and_leaks_nothing(
     write_tiny_model(tmp_path / "models")
     services = make_services()
     address = services.up(["triton"]).triton
-    processes = services.process_ids("triton")
+    processes = [ProcessIdentity(pid, start_time_s(pid)) for pid in services.process_ids("triton")]
     assert len(processes) > 1, "Triton runs each model in a process of its own"
     regions = list(server_module._SHARED_MEMORY.glob(f"{services._services['triton']._region_prefix}*"))
     assert regions != []
@@ -242,7 +242,7 @@ def test_a_killed_triton_comes_back_with_its_models_and_leaks_nothing(
     restarted = services.start("triton")
 
     assert restarted.address == address
-    assert not any(psutil.pid_exists(pid) for pid in processes)
+    assert not any(process.is_alive() for process in processes)
     assert not any(region.exists() for region in regions)
     client = triton_grpc.InferenceServerClient(address)
     np.testing.assert_allclose(client.infer("tiny", inputs_of(x=X, t=T)).as_numpy("y"), Y, rtol=1e-6)
