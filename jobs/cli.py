@@ -5,7 +5,7 @@ import sys
 import typer
 from typer.main import get_command
 
-from jobs import audit, consume, get, produce, services, topics_command, train, up, views_command, worker
+from jobs import audit, consume, demo, get, produce, services, topics_command, train, up, views_command, worker
 from schemas.errors import ConfigError, HeadraceError
 
 app = typer.Typer(
@@ -32,6 +32,7 @@ app.add_typer(services.app, name="services", rich_help_panel="Run")
 app.command("up", rich_help_panel="Run")(up.up)
 app.command("worker", rich_help_panel="Run")(worker.worker)
 app.command("topics", rich_help_panel="Run")(topics_command.topics)
+app.command("demo", rich_help_panel="Flights")(demo.demo)
 app.add_typer(produce.app, name="produce", rich_help_panel="Flights")
 app.command("train", rich_help_panel="Flights")(train.train)
 app.command("views", rich_help_panel="Look")(views_command.views)

@@ -32,12 +32,16 @@ class Supervisor:
     Args:
         home: Directory below which the logs are.
         environment: Environment of the workers.
+        ports: Port of each role's metrics.
         log_level: Their log level.
     """
 
-    def __init__(self, home: Path, *, environment: Mapping[str, str], log_level: str = "info") -> None:
+    def __init__(
+        self, home: Path, *, environment: Mapping[str, str], ports: Mapping[Role, int], log_level: str = "info"
+    ) -> None:
         self._home = home
         self._environment = dict(environment)
+        self._ports = dict(ports)
         self._log_level = log_level
         self._children: dict[Role, _Child] = {}
 
@@ -85,7 +89,7 @@ class Supervisor:
     def _spawn(self, role: Role, *, failures: int) -> _Child:
         log = self._home / "logs" / f"worker-{role}.log"
         argv = [sys.executable, "-m", "jobs.cli", "worker", "--role", role, "--exit-with-parent"]
-        argv += ["--log-level", self._log_level]
+        argv += ["--metrics-port", str(self._ports[role]), "--log-level", self._log_level]
         log_start = log.stat().st_size if log.exists() else 0
         process = spawn(argv, environment=self._environment, cwd=Path.cwd(), log=log)
         return _Child(

@@ -1,5 +1,6 @@
 """Reads what is committed on a topic, from a start to the end as of now, as columnar batches."""
 
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -11,6 +12,8 @@ from streams.transport.poller import to_columns
 
 _TIMEOUT_S = 15.0
 _BATCH_ROWS = 50_000
+_RETRY_S = 0.1
+_NOT_YET = (KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE)
 
 
 def read_topic(brokers: str, topic: str, *, start_offsets: Mapping[int, int] | None = None) -> Iterator[RawBatch]:
@@ -69,12 +72,21 @@ def end_offsets(brokers: str, topic: str) -> dict[int, int]:
         found = consumer.list_topics(topic, timeout=_TIMEOUT_S).topics[topic]
         if found.error is not None:
             raise KafkaException(found.error)
-        return {
-            number: consumer.get_watermark_offsets(TopicPartition(topic, number), timeout=_TIMEOUT_S)[1]
-            for number in found.partitions
-        }
+        return {number: _end_offset(consumer, TopicPartition(topic, number)) for number in found.partitions}
     except KafkaException as exc:
         msg = f"topic {topic} at {brokers} cannot be read: {exc.args[0].str()}; see `headrace services status`"
         raise ServiceError(msg) from exc
     finally:
         consumer.close()
+
+
+def _end_offset(consumer: Consumer, tp: TopicPartition) -> int:
+    deadline = time.monotonic() + _TIMEOUT_S
+    while True:
+        try:
+            return int(consumer.get_watermark_offsets(tp, timeout=_TIMEOUT_S)[1])
+        except KafkaException as exc:
+            # A topic that was just made has its leaders a moment later.
+            if exc.args[0].code() not in _NOT_YET or time.monotonic() > deadline:
+                raise
+            time.sleep(_RETRY_S)

@@ -33,14 +33,14 @@ def up(
     ended = threading.Event()
     for caught in (signal.SIGINT, signal.SIGTERM):
         signal.signal(caught, lambda *_: ended.set())
-    supervisor = Supervisor(settings.home, environment=os.environ, log_level=log_level)
+    ports = {role: settings.metrics_port + number for number, role in enumerate(Role)}
+    supervisor = Supervisor(settings.home, environment=os.environ, ports=ports, log_level=log_level)
     try:
         services.up(SERVICE_NAMES, on_ready=lambda s: console.print(f"{s.name} {s.address}", highlight=False))
         planned = plan_topics(list(application.views.values()), list(application.models.values()))
         ensure_topics(settings.address("kafka"), planned)
         supervisor.start(list(Role))
-        for number, role in enumerate(Role):
-            port = settings.metrics_port + number
+        for role, port in ports.items():
             console.print(f"worker {role}: metrics on http://127.0.0.1:{port}/metrics", highlight=False)
         console.print(f"Logs are in {settings.home / 'logs'}. Ctrl-C ends everything.", highlight=False)
         while not ended.wait(1.0):
