@@ -17,7 +17,7 @@ def committed_offsets(brokers: str, group: str, topic: str) -> dict[int, int]:
     Raises:
         ServiceError: The broker does not answer.
     """
-    admin = AdminClient({"bootstrap.servers": brokers})
+    admin = AdminClient({"bootstrap.servers": brokers, "log_level": 3})
     try:
         future = admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)], request_timeout=_TIMEOUT_S)[
             group
@@ -43,7 +43,7 @@ def place_group(brokers: str, group: str, topic: str, offsets: Mapping[int, int]
     Raises:
         ServiceError: The broker refuses, for example since the group has members.
     """
-    admin = AdminClient({"bootstrap.servers": brokers})
+    admin = AdminClient({"bootstrap.servers": brokers, "log_level": 3})
     request = ConsumerGroupTopicPartitions(group, [TopicPartition(topic, number, at) for number, at in offsets.items()])
     try:
         admin.alter_consumer_group_offsets([request], request_timeout=_TIMEOUT_S)[group].result()

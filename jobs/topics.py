@@ -63,7 +63,7 @@ def ensure_topics(brokers: str, topics: Sequence[Topic], *, partitions: int = 4,
         ConfigError: A topic has another partition count than its source.
         ServiceError: The broker cannot be reached or refuses.
     """
-    admin = AdminClient({"bootstrap.servers": brokers, "socket.timeout.ms": 10_000})
+    admin = AdminClient({"bootstrap.servers": brokers, "socket.timeout.ms": 10_000, "log_level": 3})
     try:
         found = admin.list_topics(timeout=_TIMEOUT_S).topics
         counts = {name: len(topic.partitions) for name, topic in found.items()}
