@@ -271,7 +271,8 @@ class TritonModel:
                     model_version=self._served.version,
                     outputs=self._outputs,
                     client_timeout=timeout_s,
-                )
+                ),
+                is_inference=True,
             )
         arrays: dict[str, NDArray[Any]] = {}
         for name, (datatype, width) in self._spec.output_tensors.items():
@@ -283,8 +284,10 @@ class TritonModel:
             arrays[name] = array
         return arrays, None
 
-    async def _call(self, call: Callable[[InferenceServerClient], Coroutine[Any, Any, Answer]]) -> Answer:
-        """Make one call, its errors put into Headrace's tree."""
+    async def _call(
+        self, call: Callable[[InferenceServerClient], Coroutine[Any, Any, Answer]], *, is_inference: bool = False
+    ) -> Answer:
+        """Make one call, its errors put into Headrace's tree; only inference can be refused for its tensors."""
         if self._client is None:
             msg = f"{self._name} is not connected; call connect() before"
             raise InferenceUnavailableError(msg)
@@ -295,7 +298,7 @@ class TritonModel:
             msg = f"{self._name}: {exc.message()} ({status or 'client'})"
             if status == "DEADLINE_EXCEEDED":
                 raise InferenceTimeoutError(msg) from exc
-            if status in ("INVALID_ARGUMENT", ""):
+            if is_inference and status in ("INVALID_ARGUMENT", ""):
                 raise TensorMismatchError(msg) from exc
             raise InferenceUnavailableError(msg) from exc
 

@@ -246,6 +246,18 @@ async def test_a_server_that_loads_models_by_itself_need_not_be_told(client: Fak
     assert "is_model_ready" in client.calls
 
 
+async def test_a_model_that_cannot_be_loaded_is_unavailable_and_not_called_a_mismatch(
+    client: FakeClient, monkeypatch: pytest.MonkeyPatch
+):
+    async def is_model_ready(*_: Any, **__: Any) -> bool:
+        return False
+
+    monkeypatch.setattr(client, "is_model_ready", is_model_ready)
+    client.failures["load_model"] = [refusal("INVALID_ARGUMENT", "load failed for model 'delay'")]
+    with pytest.raises(InferenceUnavailableError, match="load failed for model 'delay'"):
+        await connected()
+
+
 async def test_a_version_that_the_server_has_not_is_told(client: FakeClient):
     client.failures["get_model_metadata"] = [refusal("NOT_FOUND", "unknown version")]
     with pytest.raises(
