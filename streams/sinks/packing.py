@@ -13,10 +13,10 @@ the order they were written in). NaN and the infinities, which JSON has no numbe
 
 import math
 from dataclasses import dataclass
-from typing import Any, Final, cast
+from functools import lru_cache
+from typing import Any, Final, Self
 
 import orjson
-import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -29,6 +29,7 @@ _BIAS: Final = 2**63
 _DIGITS: Final = 20
 _ORDER_END: Final = _DIGITS * len(ORDER_COLUMNS)
 _TAG_END: Final = _ORDER_END + len(_FORMAT) + 1 + 16
+_CONTEXT: Final = ("event_time", "pane", "watermark", "broker_time")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,56 +46,105 @@ class UnpackedValue:
     features: dict[str, Any]
 
 
+@dataclass(frozen=True)
+class Packing:
+    """How one view's rows are packed; made once for a view, as it is asked for each row.
+
+    Attributes:
+        tag: Format and definition hash, as they stand in each value.
+        columns: What the JSON holds, in its order.
+        features: Names of the features in the view's order, each with its place in the JSON.
+        floats: Places of features in which there are float64 numbers, each with its type.
+    """
+
+    tag: bytes
+    columns: tuple[str, ...]
+    features: tuple[tuple[str, int], ...]
+    floats: tuple[tuple[int, pa.DataType], ...]
+
+    @classmethod
+    def of(cls, view: FeatureView) -> Self:
+        """Make the packing of a view."""
+        names = sorted(view.features)
+        columns = (*_CONTEXT, *names)
+        types = view.row_schema
+        return cls(
+            tag=f"{_FORMAT}:{view.definition_hash}".encode(),
+            columns=columns,
+            features=tuple((name, columns.index(name)) for name in view.features),
+            floats=tuple(
+                (columns.index(name), types.field(name).type) for name in names if _holds_floats(types.field(name).type)
+            ),
+        )
+
+
+@lru_cache(maxsize=256)
+def _packing_by_id(name: str, version: int, definition_hash: str, features: tuple[str, ...]) -> list[Packing]:
+    """Hold the packing of one view; empty until it is made, as a view itself cannot be hashed."""
+    return []
+
+
+def packing_of(view: FeatureView) -> Packing:
+    """Give the packing of a view, made the first time."""
+    held = _packing_by_id(view.name, view.version, view.definition_hash, tuple(view.features))
+    if not held:
+        held.append(Packing.of(view))
+    return held[0]
+
+
 def pack_rows(rows: pa.Table, *, view: FeatureView) -> list[bytes]:
     """Pack rows, each into one value; see the module's text for the format."""
-    order = [[time_us + _BIAS for time_us in _integers(rows[name])] for name in ORDER_COLUMNS]
-    context = [_integers(rows["event_time"]), rows["pane"].to_pylist()]
-    context += [_integers(rows[name]) for name in ("watermark", "broker_time")]
-    features = [_json_values(rows[name]) for name in sorted(view.definitions)]
-    tag = f"{_FORMAT}:{view.definition_hash}".encode()
-    dump = orjson.dumps
+    packing = packing_of(view)
+    order = zip(*(rows[name].cast(pa.int64()).to_pylist() for name in ORDER_COLUMNS), strict=True)
+    columns = [_json_values(rows[name]) for name in packing.columns]
+    dump, tag = orjson.dumps, packing.tag
     return [
-        b"%020d%020d%020d%b%b" % (end, index, offset, tag, dump(row))
-        for end, index, offset, row in zip(*order, zip(*context, *features, strict=True), strict=True)
+        b"%020d%020d%020d%b%b" % (end + _BIAS, index + _BIAS, offset + _BIAS, tag, dump(row))
+        for (end, index, offset), row in zip(order, zip(*columns, strict=True), strict=True)
     ]
 
 
 def unpack_value(value: bytes, *, view: FeatureView) -> UnpackedValue | None:
     """Unpack a value, or return None when another definition or format packed it."""
-    if value[_ORDER_END:_TAG_END] != f"{_FORMAT}:{view.definition_hash}".encode():
+    packing = packing_of(view)
+    if value[_ORDER_END:_TAG_END] != packing.tag:
         return None
-    end, index, offset = (int(value[start : start + _DIGITS]) - _BIAS for start in range(0, _ORDER_END, _DIGITS))
-    event_time_us, pane, watermark_us, broker_time_us, *packed = orjson.loads(value[_TAG_END:])
-    by_name = dict(zip(sorted(view.definitions), packed, strict=True))
-    types = view.feature_schema
+    packed = orjson.loads(value[_TAG_END:])
+    if b'"nan"' in value or b'inf"' in value:
+        for place, arrow in packing.floats:
+            packed[place] = _from_json(packed[place], arrow=arrow)
+    event_time_us, pane, watermark_us, broker_time_us = packed[: len(_CONTEXT)]
     return UnpackedValue(
-        window_end_us=end,
-        pane_index=index,
-        source_offset=offset,
+        window_end_us=int(value[:_DIGITS]) - _BIAS,
+        pane_index=int(value[_DIGITS : 2 * _DIGITS]) - _BIAS,
+        source_offset=int(value[2 * _DIGITS : _ORDER_END]) - _BIAS,
         event_time_us=event_time_us,
         pane=Pane(pane),
         watermark_us=watermark_us,
         broker_time_us=broker_time_us,
-        features={name: _from_json(by_name[name], arrow=types.field(name).type) for name in view.definitions},
+        features={name: packed[place] for name, place in packing.features},
     )
 
 
-def _integers(column: pa.ChunkedArray) -> list[Any]:
-    return _values(column.cast(pa.int64()))
-
-
-def _values(column: pa.ChunkedArray) -> list[Any]:
-    # Several times faster than pyarrow's to_pylist.
-    return cast(pl.Series, pl.from_arrow(column)).to_list()
-
-
 def _json_values(column: pa.ChunkedArray) -> list[Any]:
+    if pa.types.is_timestamp(column.type):
+        column = column.cast(pa.int64())
+    values: list[Any] = column.to_pylist()
+    if not _holds_floats(column.type):
+        return values
     leaves = column
     while pa.types.is_list(leaves.type):
         leaves = pc.list_flatten(leaves)
-    if not pa.types.is_floating(leaves.type) or pc.all(pc.is_finite(leaves), min_count=0).as_py():
-        return _values(column)
-    return [_to_json(value) for value in _values(column)]
+    # A sum tells whether any number is not finite, at a fraction of the price of looking at each. Numbers so large that
+    # their sum overflows are only looked at in vain.
+    is_finite = math.isfinite(sum(filter(None, values if leaves is column else leaves.to_pylist())))
+    return values if is_finite else [_to_json(value) for value in values]
+
+
+def _holds_floats(arrow: pa.DataType) -> bool:
+    while pa.types.is_list(arrow):
+        arrow = arrow.value_type
+    return bool(pa.types.is_floating(arrow))
 
 
 def _to_json(value: Any) -> Any:
@@ -106,4 +156,4 @@ def _to_json(value: Any) -> Any:
 def _from_json(value: Any, *, arrow: pa.DataType) -> Any:
     if pa.types.is_list(arrow):
         return None if value is None else [_from_json(item, arrow=arrow.value_type) for item in value]
-    return float(value) if isinstance(value, str) and pa.types.is_floating(arrow) else value
+    return float(value) if isinstance(value, str) else value

@@ -36,7 +36,7 @@ _PASSING_ERRORS: Final = (
     exceptions.OutOfMemoryError,
     exceptions.ClusterDownError,
     exceptions.TryAgainError,
-    exceptions.SlotNotCoveredError,
+    exceptions.RedisClusterException,  # no node of the cluster answers, or slots are without a node
     asyncio.TimeoutError,
     OSError,
 )
@@ -149,7 +149,7 @@ class RedisClient:
         except (exceptions.ConnectionError, *_PASSING_ERRORS) as exc:
             msg = f"Redis at {self._address} is not available ({exc or type(exc).__name__}); see that it runs"
             raise SinkUnavailableError(msg) from exc
-        except (exceptions.RedisError, exceptions.RedisClusterException) as exc:
+        except exceptions.RedisError as exc:
             if str(exc).startswith(_PASSING):
                 msg = f"Redis at {self._address} is not ready: {exc}"
                 raise SinkUnavailableError(msg) from exc

