@@ -5,7 +5,20 @@ import sys
 import typer
 from typer.main import get_command
 
-from jobs import audit, consume, demo, get, produce, services, topics_command, train, up, views_command, worker
+from jobs import (
+    audit,
+    consume,
+    demo,
+    get,
+    produce,
+    score_schema,
+    services,
+    topics_command,
+    train,
+    up,
+    views_command,
+    worker,
+)
 from schemas.errors import ConfigError, HeadraceError
 
 app = typer.Typer(
@@ -36,6 +49,7 @@ app.command("demo", rich_help_panel="Flights")(demo.demo)
 app.add_typer(produce.app, name="produce", rich_help_panel="Flights")
 app.command("train", rich_help_panel="Flights")(train.train)
 app.command("views", rich_help_panel="Look")(views_command.views)
+app.command("score-schema", rich_help_panel="Look")(score_schema.score_schema)
 app.command("audit", rich_help_panel="Look")(audit.audit)
 app.command("consume", rich_help_panel="Look")(consume.consume)
 app.command("get", rich_help_panel="Look")(get.get)

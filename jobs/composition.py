@@ -87,7 +87,7 @@ def _scoring(
 ) -> faust.App:
     card = load_card(settings.model_repository, model.name)
     card.check(model)
-    server = TritonModel(model, card.served_version, url=settings.address("triton"))
+    server = TritonModel(model, card.served_version, url=settings.address("triton"), golden=card.golden_rows)
     scorer = Scorer(
         model,
         card.served_version,

@@ -17,7 +17,6 @@ from jobs.settings import Settings
 from offline.card import ModelCard
 from offline.training import build_training_set, read_tables, train_model, write_model
 from schemas.errors import ConfigError
-from schemas.score import record_score_schema, render_score_schema
 from schemas.time import END_OF_TIME_US, parse_rfc3339_us
 
 
@@ -76,16 +75,6 @@ def train_late_arrival(
     training_set = build_training_set(spec, label, views=views, tables=tables)
     trained = train_model(spec, training_set, label=label)
     return write_model(repository, trained, created_us=created_us, version=version, description=flights.DESCRIPTION)
-
-
-def score_schema(
-    *, write: Annotated[bool, typer.Option("--write", help="Record it under schemas/scores/ of the project.")] = False
-) -> None:
-    """Print the published JSON Schema of the scores, as generated from the model's contract."""
-    if write:
-        typer.echo(str(record_score_schema(flights.LATE_ARRIVAL)))
-    else:
-        typer.echo(render_score_schema(flights.LATE_ARRIVAL), nl=False)
 
 
 def _moment_us(text: str) -> int:

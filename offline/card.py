@@ -14,10 +14,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import yaml
 
 from schemas.errors import ConfigError
-from schemas.model import ModelSpec, ServedVersion
+from schemas.model import GoldenRows, ModelSpec, ServedVersion
 
 MODEL_FILE: Final = "model.onnx"
 CARD_FILE: Final = "model.yaml"
@@ -64,6 +65,18 @@ class ModelCard:
     def served_version(self) -> ServedVersion:
         """What a score says of the model that made it."""
         return ServedVersion(version=str(self.version), sha256=self.sha256)
+
+    @property
+    def golden_rows(self) -> GoldenRows:
+        """What the server is asked before it is trusted."""
+        inputs = [[np.nan if value is None else value for value in row["inputs"]] for row in self.golden]
+        return GoldenRows(
+            features=np.array(inputs, dtype=np.float32).reshape(len(self.golden), len(self.inputs)),
+            outputs={
+                output["column"]: np.array([row["outputs"][output["column"]] for row in self.golden], dtype=np.float64)
+                for output in self.outputs
+            },
+        )
 
     def check(self, spec: ModelSpec) -> None:
         """Make sure that the model was trained for ``spec``, on the very definitions it pins.

@@ -392,3 +392,16 @@ class ServedVersion:
                 "hexadecimal digits; take both from the model's card"
             )
             raise ConfigError(msg)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GoldenRows:
+    """Rows with the answers that a model gave to them in training.
+
+    Attributes:
+        features: ``(n_rows, n_features)`` float32, NaN where missing.
+        outputs: ``(n_rows,)`` answers by output column.
+    """
+
+    features: NDArray[np.float32]
+    outputs: Mapping[str, NDArray[np.float64]]

@@ -19,7 +19,7 @@ from schemas.errors import (
     InferenceUnavailableError,
     TensorMismatchError,
 )
-from schemas.model import DATATYPES, ModelSpec, ServedVersion
+from schemas.model import DATATYPES, GoldenRows, ModelSpec, ServedVersion
 from streams.ports import Inference
 
 logger = logging.getLogger(__name__)
@@ -54,16 +54,26 @@ class TritonModel:
         spec: The model's contract.
         served: The version to score with, from its card.
         url: gRPC endpoint, ``host:port``.
+        golden: Rows that the server must answer as its card says before it is used; None to trust it.
         max_in_flight: Requests on the way at once.
     """
 
-    def __init__(self, spec: ModelSpec, served: ServedVersion, *, url: str, max_in_flight: int = 4) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        served: ServedVersion,
+        *,
+        url: str,
+        golden: GoldenRows | None = None,
+        max_in_flight: int = 4,
+    ) -> None:
         if max_in_flight < 1:
             msg = f"`max_in_flight` is {max_in_flight}, expected 1 or more"
             raise ConfigError(msg)
         self._spec = spec
         self._served = served
         self._url = url
+        self._golden = golden
         self._slots = asyncio.Semaphore(max_in_flight)
         self._recovery = asyncio.Lock()
         self._recovered_at = -_RECOVERY_PAUSE_S
@@ -83,12 +93,15 @@ class TritonModel:
             InferenceUnavailableError: The server is not live in time, does not have the version, or cannot load it.
             TensorMismatchError: The model's inputs or outputs are not those of its contract.
             ConfigError: The server has another file under that version than the card describes.
+            InferenceError: It answers the golden rows otherwise than the card says.
         """
         if self._client is None:
             self._client = InferenceServerClient(self._url, channel_args=_CHANNEL)
         await self._wait_until_live(timeout_s)
         await self._load()
         await self._check()
+        if self._golden is not None:
+            await self.prove(self._golden)
 
     async def infer(self, features: NDArray[np.float32], *, timeout_s: float) -> Inference:
         """Score a matrix, in as many requests as the server's batch size asks for; see the port."""
@@ -124,22 +137,15 @@ class TritonModel:
                 outputs[tensor][part.start : part.stop] = array
         return Inference(outputs=outputs, rejected=rejected)
 
-    async def prove(
-        self, features: NDArray[np.float32], expected: Mapping[str, NDArray[Any]], *, tolerance: float = 1e-5
-    ) -> None:
+    async def prove(self, golden: GoldenRows, *, tolerance: float = 1e-5) -> None:
         """Make sure that the server computes what the model did in training.
 
-        Args:
-            features: Golden rows, ``(n_rows, n_features)``.
-            expected: Their ``(n_rows,)`` outputs by output column.
-            tolerance: How far they may be off.
-
         Raises:
-            InferenceError: They are off by more.
+            InferenceError: An answer is off by more than ``tolerance``.
         """
-        answer = await self.infer(features, timeout_s=_CALL_S)
+        answer = await self.infer(golden.features, timeout_s=_CALL_S)
         for output in self._spec.outputs:
-            off = np.abs(answer.outputs[output.tensor][:, output.index] - expected[output.column])
+            off = np.abs(answer.outputs[output.tensor][:, output.index] - golden.outputs[output.column])
             if answer.rejected or not (off <= tolerance).all():
                 msg = (
                     f"{self._name} answers `{output.column}` of its card's golden rows off by "

@@ -14,7 +14,7 @@ from schemas.errors import (
     InferenceUnavailableError,
     TensorMismatchError,
 )
-from schemas.model import ModelOutput
+from schemas.model import GoldenRows, ModelOutput
 from streams.inference import triton
 from streams.inference.triton import TritonModel
 from tests.support.scoring import SERVED, make_spec
@@ -112,6 +112,10 @@ def features(n_rows: int) -> np.ndarray:
     values = np.zeros((n_rows, 5), dtype=np.float32)
     values[:, 0] = np.arange(n_rows) / 100
     return values
+
+
+def golden(off: float = 0.0) -> GoldenRows:
+    return GoldenRows(features=features(3), outputs={"probability": features(3)[:, 0].astype(np.float64) + off})
 
 
 async def connected(**changes: Any) -> TritonModel:
@@ -307,18 +311,20 @@ async def test_a_configuration_without_checksums_is_believed(client: FakeClient)
 
 async def test_golden_rows_prove_that_the_server_computes_what_training_did(client: FakeClient):
     model = await connected()
-    await model.prove(features(3), {"probability": features(3)[:, 0] + 1e-6})
+    await model.prove(golden(off=1e-6))
 
     with pytest.raises(
         InferenceError, match=r"answers `probability` of its card's golden rows off by 1.00e-01, expected"
     ):
-        await model.prove(features(3), {"probability": features(3)[:, 0] + 0.1})
+        await model.prove(golden(off=0.1))
+    with pytest.raises(InferenceError, match=r"golden rows off by 1.00e-01"):
+        await connected(golden=golden(off=0.1))
 
 
 async def test_golden_rows_that_are_answered_with_nan_prove_nothing(client: FakeClient):
     client.answer = lambda given: np.full((len(given), 2), np.nan, dtype=np.float32)
     with pytest.raises(InferenceError, match="off by nan"):
-        await (await connected()).prove(features(3), {"probability": features(3)[:, 0]})
+        await connected(golden=golden())
 
 
 async def test_a_ready_model_that_does_not_answer_is_unloaded_and_loaded(client: FakeClient):

@@ -1,6 +1,7 @@
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 from google.protobuf import text_format
@@ -53,6 +54,16 @@ def test_a_card_is_read_as_it_was_written(tmp_path: Path):
     assert load_card(tmp_path, "delay") == make_card()
     assert model_sha256(directory / "model.onnx") == SHA256
     assert make_card().served_version.version == "1"
+
+
+def test_golden_rows_come_as_arrays_with_nan_for_what_is_missing():
+    golden = make_card().golden_rows
+
+    expected = np.array([[np.nan, 1.5, 2.0, 0.1, -1.0]], dtype=np.float32)
+    np.testing.assert_array_equal(golden.features, expected)
+    assert golden.features.dtype == np.float32
+    assert {name: values.tolist() for name, values in golden.outputs.items()} == {"probability": [0.25]}
+    assert replace(make_card(), golden=[]).golden_rows.features.shape == (0, 5)
 
 
 def test_the_newest_version_is_read_unless_told_which(tmp_path: Path):

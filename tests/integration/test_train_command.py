@@ -1,0 +1,137 @@
+"""The command `headrace train` on real Delta tables, written from the flights by the pipeline itself."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from jobs import cli
+from jobs.flights.events import plan_events
+from jobs.flights.model import LATE_ARRIVAL
+from jobs.flights.views import VIEWS
+from offline.card import load_card
+from schemas.time import parse_rfc3339_us
+from streams.batch import RawBatch
+from streams.pipeline import PartitionPipeline
+from streams.sinks.offline import OfflineWriter
+
+Run = Callable[..., int]
+
+
+@pytest.fixture(scope="module")
+def delta(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Offline features of four days."""
+    root = tmp_path_factory.mktemp("delta")
+    start_us, end_us = (parse_rfc3339_us(f"2013-01-0{day}T00:00:00Z") for day in (1, 5))
+    events = plan_events(start_us=start_us, end_us=end_us).table()
+    writer = OfflineWriter(root)
+    for view in VIEWS:
+        records = events.filter(events["topic"].cast(str) == view.source.topic)
+        known_us = records["known_us"].to_numpy()
+        batch = RawBatch(
+            topic=view.source.topic,
+            partition=0,
+            offsets=np.arange(records.height),
+            broker_time_us=known_us,
+            keys=records["key"].to_list(),
+            values=records["value"].to_list(),
+            headers=[None] * records.height,
+            next_offset=records.height,
+            size_bytes=0,
+        )
+        pipeline = PartitionPipeline(view.source, [view], partition=0)
+        processed = pipeline.process(
+            batch, processing_time_us=int(known_us[-1]), computed_time_us=int(known_us[-1]), epoch=1
+        )
+        rows: pa.Table = processed.rows[view.name]
+        writer.write(rows, view=view, partition=0, offsets=range(rows.num_rows))
+    return root
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, delta: Path) -> Run:
+    """Run ``headrace …`` in this process and return its exit code."""
+    monkeypatch.setenv("HEADRACE_HOME", str(tmp_path))
+    monkeypatch.setenv("HEADRACE_DELTA", str(delta))
+    monkeypatch.setenv("HEADRACE_MODEL_REPOSITORY", str(tmp_path / "models"))
+
+    def call(*arguments: str) -> int:
+        monkeypatch.setattr(sys, "argv", ["headrace", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        return int(ended.value.code or 0)
+
+    return call
+
+
+def test_it_writes_a_version_that_serves_and_prints_how_good_it_is(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    assert run("train", "--json") == 0
+
+    printed = json.loads(capsys.readouterr().out)
+    card = load_card(tmp_path / "models", "late_arrival")
+    card.check(LATE_ARRIVAL)
+    assert (printed["version"], printed["sha256"]) == (card.version, card.sha256) == (1, card.sha256)
+    assert printed["directory"] == str(tmp_path / "models" / "late_arrival" / "1")
+    assert printed["evaluation"]["auc"] == card.evaluation["auc"] > 0.85
+    assert printed["training"]["rows"] + printed["evaluation"]["rows"] < 3_600
+    # Whether it was late at departure tells most; the features of the pipeline must reach the model, too.
+    alone = card.evaluation["auc_of_inputs"]
+    assert alone["airport_departures.departure_delay"] > 0.8
+    assert alone["carrier_departures.mean_departure_delay_1h"] > 0.6
+    assert alone["aircraft_landings.last_landing_delay"] > 0.52
+
+
+def test_it_says_the_same_in_a_table_and_trains_until_a_date(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    assert run("train", "--until", "2013-01-04", "--version", "5") == 0
+
+    card = load_card(tmp_path / "models", "late_arrival")
+    assert card.version == 5
+    assert card.evaluation["until"] < "2013-01-04"
+    printed = capsys.readouterr().out
+    assert f"{card.evaluation['auc']:.4f}" in printed
+    assert f"{card.training['rows']:,}" in printed
+    assert "late_arrival/5 written in" in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["--delta", "nowhere"], 1, "there is no table nowhere/airport_departures/v1"),
+        (
+            ["--until", "2013-01-02"],
+            2,
+            "rows with a label (aircraft_landings.arrival_delay > 15), expected at least 1000",
+        ),
+        (["--until", "yesterday"], 2, "`--until` is 'yesterday', expected a date such as 2013-03-01"),
+        (["--until", "2013-02-30"], 2, "`--until` is '2013-02-30'"),
+    ],
+)
+def test_it_says_what_is_wrong_and_writes_nothing(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], *, arguments: list[str], code: int, message: str
+):
+    assert run("train", *arguments) == code
+
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "models").exists()
+
+
+def test_the_published_schema_of_the_scores_is_printed_and_recorded(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    published = (Path(__file__).parents[2] / "schemas" / "scores" / "late_arrival@1.json").read_text()
+    monkeypatch.chdir(tmp_path)
+
+    assert run("score-schema", "late_arrival") == 0
+    assert capsys.readouterr().out == published
+    assert run("score-schema", "late_arrival", "--write") == 0
+    assert (tmp_path / capsys.readouterr().out.strip()).read_text() == published
+    assert run("score-schema", "other") == 2
+    assert "model is 'other', expected one of ['late_arrival']" in capsys.readouterr().err
