@@ -1,51 +1,107 @@
-"""Event ids remembered, to tell a row that was admitted before."""
+"""Event ids of admitted rows, remembered to tell a copy.
 
-import heapq
+A row is a duplicate iff an admitted row before it has the same id, their event times are less than the dedup window apart,
+and the watermark it is judged against is not so far that any copy would be late anyway (the earlier event time + the window
++ ``reach_us``). Rows without an id are never duplicates.
+"""
+
+from collections.abc import Callable
 from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from streams.windowing.segment import Bools, Ints
 
 
 class DuplicateMemory:
-    """Event ids of admitted rows, each kept until a copy of it would be late anyway.
-
-    A row is a duplicate iff an admitted row before it has the same id, their event times are less than ``window_us`` apart, and
-    the watermark it is judged against is before that row's event time + ``window_us`` + ``reach_us``. Rows without an id
-    are never duplicates.
-    """
+    """Ids of admitted rows, each kept until a copy of it would be late."""
 
     def __init__(self, *, window_us: int, reach_us: int) -> None:
         self._window_us = window_us
         self._reach_us = reach_us
         self._times: dict[Any, list[int]] = {}
-        self._expiry: list[tuple[int, Any]] = []
+        self._batches: list[tuple[int, list[Any], list[int]]] = []
 
-    def is_duplicate(self, event_id: Any, time_us: int, *, watermark_us: int) -> bool:
-        """Tell whether the row repeats an admitted one."""
-        return any(
-            abs(time_us - earlier) < self._window_us and watermark_us < earlier + self._window_us + self._reach_us
-            for earlier in self._times.get(event_id, ())
-        )
+    def find(
+        self, ids: pa.Array, time_us: Ints, *, watermark_us: Ints, start_us: int, is_late: Callable[[int, int], bool]
+    ) -> Bools:
+        """Tell which rows are duplicates.
 
-    def add(self, event_id: Any, time_us: int) -> None:
-        """Remember an admitted row."""
-        if event_id is not None:
-            self._times.setdefault(event_id, []).append(time_us)
-            heapq.heappush(self._expiry, (time_us + self._window_us + self._reach_us, event_id))
+        Whether a row is one may hang on whether a copy before it was admitted, and so on the watermark then; the rows whose
+        id is met more than once are gone through one by one, the others are not looked at.
+
+        Args:
+            ids: Event id of each row, in offset order.
+            time_us: Event times.
+            watermark_us: What each row alone would raise the watermark to.
+            start_us: Watermark before the first row.
+            is_late: Tells whether a row with this event time is late under this watermark.
+        """
+        is_duplicate = np.zeros(len(ids), dtype=np.bool_)
+        rows = np.flatnonzero(self._is_repeated(ids))
+        if not len(rows):
+            return is_duplicate
+        alone = watermark_us.copy()
+        alone[rows] = start_us
+        alone = np.maximum.accumulate(np.maximum(alone, start_us))
+        highest = start_us
+        seen: dict[Any, list[int]] = {}
+        for row in rows.tolist():
+            event_id, time = ids[row].as_py(), int(time_us[row])
+            before = max(int(alone[row]), highest)
+            earlier = [*self._times.get(event_id, ()), *seen.get(event_id, ())]
+            if any(self._covers(other, time, before) for other in earlier):
+                is_duplicate[row] = True
+            elif not is_late(time, before):
+                seen.setdefault(event_id, []).append(time)
+                highest = max(highest, int(watermark_us[row]))
+        return is_duplicate
+
+    def _is_repeated(self, ids: pa.Array) -> Bools:
+        encoded = ids.dictionary_encode()
+        codes = pc.fill_null(encoded.indices, -1).to_numpy(zero_copy_only=False)
+        is_known = np.array([event_id in self._times for event_id in encoded.dictionary.to_pylist()], dtype=np.bool_)
+        is_known |= np.bincount(codes[codes >= 0], minlength=len(is_known)) > 1
+        repeated = np.append(is_known, False)[codes]
+        return repeated
+
+    def _covers(self, earlier_us: int, time_us: int, watermark_us: int) -> bool:
+        is_near = abs(time_us - earlier_us) < self._window_us
+        return is_near and watermark_us < earlier_us + self._window_us + self._reach_us
+
+    def add(self, ids: list[Any], time_us: list[int]) -> None:
+        """Remember admitted rows."""
+        kept = [(event_id, time) for event_id, time in zip(ids, time_us, strict=True) if event_id is not None]
+        if kept:
+            for event_id, time in kept:
+                self._times.setdefault(event_id, []).append(time)
+            newest = max(time for _, time in kept)
+            self._batches.append(
+                (newest + self._window_us + self._reach_us, [i for i, _ in kept], [t for _, t in kept])
+            )
 
     def forget(self, watermark_us: int) -> None:
-        """Drop the ids whose copies would be late."""
-        while self._expiry and self._expiry[0][0] <= watermark_us:
-            _, event_id = heapq.heappop(self._expiry)
-            times = self._times[event_id]
-            times.remove(min(times))
-            if not times:
-                del self._times[event_id]
+        """Drop the ids whose copies would be late; a batch of them at a time, so some are kept a little longer."""
+        expired = [batch for batch in self._batches if batch[0] <= watermark_us]
+        if not expired:
+            return
+        self._batches = [batch for batch in self._batches if batch[0] > watermark_us]
+        for _, ids, times in expired:
+            for event_id, time in zip(ids, times, strict=True):
+                left = self._times[event_id]
+                left.remove(time)
+                if not left:
+                    del self._times[event_id]
 
-    def dump(self) -> list[Any]:
-        """State as JSON values."""
-        return [[event_id, times] for event_id, times in self._times.items()]
+    def to_table(self, id_type: pa.DataType) -> pa.Table:
+        """State as a table."""
+        flat = [(event_id, time) for event_id, times in self._times.items() for time in times]
+        return pa.table(
+            {"id": pa.array([i for i, _ in flat], id_type), "time_us": pa.array([t for _, t in flat], pa.int64())}
+        )
 
-    def load(self, dumped: list[Any]) -> None:
-        """Take over a dumped state."""
-        for event_id, times in dumped:
-            for time_us in times:
-                self.add(event_id, time_us)
+    def from_table(self, table: pa.Table) -> None:
+        """Take over a state."""
+        self.add(table.column("id").to_pylist(), table.column("time_us").to_pylist())

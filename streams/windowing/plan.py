@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 
 from schemas.aggregation import Feature
 from schemas.expression import Expression, parse_expression
 from schemas.view import FeatureView
+from streams.windowing.segment import Ints
 
 FAR_US: Final = 2**60
 """Watermarks are clipped to plus or minus this before index arithmetic; plausible event times are well inside."""
@@ -101,21 +103,18 @@ class Plan:
         """From a row's event time to the latest end of a window that can hold it, an upper bound."""
         return self.gap_us if self.gap_us else self.max_tiles * self.tile_us + self.slide_us
 
-    def end_us(self, end: int) -> int:
-        """Time of window end number ``end``."""
-        return self.align_us + end * self.slide_us
+    def reached_ends(self, watermark_us: Ints) -> Ints:
+        """Newest window end that each watermark has reached."""
+        ends: Ints = (np.clip(watermark_us, -FAR_US, FAR_US) - self.align_us) // self.slide_us
+        return ends
 
-    def reached(self, watermark_us: int) -> int:
-        """Newest window end that the watermark has reached."""
-        return (_clip(watermark_us) - self.align_us) // self.slide_us
+    def expired_ends(self, watermark_us: Ints) -> Ints:
+        """Newest window end that is expired under each watermark."""
+        return self.reached_ends(np.clip(watermark_us, -FAR_US, FAR_US) - self.allowed_lateness_us)
 
     def expired(self, watermark_us: int) -> int:
-        """Newest window end that is expired under the watermark."""
-        return (_clip(watermark_us) - self.allowed_lateness_us - self.align_us) // self.slide_us
-
-
-def _clip(watermark_us: int) -> int:
-    return min(max(watermark_us, -FAR_US), FAR_US)
+        """Newest window end that is expired under a watermark."""
+        return int(self.expired_ends(np.array([watermark_us]))[0])
 
 
 def compile_view(view: FeatureView) -> Plan:

@@ -1,204 +1,585 @@
-"""Sliding windows, a row at a time."""
+"""Sliding windows of all keys of a partition, a batch of columns at a time.
 
-from collections import defaultdict
-from typing import Any
+Nothing is cut at window ends. A batch is scanned once: rows sorted by cell (a tile of a key) give running aggregates, so that
+the state of any cell as of any row is at hand. Then every row of output, whether an as-of row or a closing pane of any tick
+in the batch, is a *query*: a key, a window end, and the row as of which it is read. All queries are answered together:
 
+1. sort rows into cells, scan the aggregates; sort rows by key, scan the windowless features;
+2. find the closings (:mod:`streams.windowing.pane`) and the rows that get an as-of row;
+3. for each query, fold the cells of its window from the oldest to the newest;
+4. make the last running values the state, drop expired tiles, release keys that have nothing left.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
 import pyarrow as pa
 
 from schemas.row import Pane
-from streams.windowing.accumulator import Accumulator, make_accumulator
-from streams.windowing.plan import Plan, Scope
-from streams.windowing.row import RowSink, RowView
-from streams.windowing.windowless import WindowlessPlan, WindowlessState
+from streams.windowing.columns import BatchColumns, Pools
+from streams.windowing.key_table import KeyTable
+from streams.windowing.newest import KeyRows
+from streams.windowing.pane import (
+    NO_PANES,
+    PaneCodes,
+    Panes,
+    TileEnds,
+    WatermarkSteps,
+    changed_panes,
+    emptied_panes,
+    on_time_panes,
+    watermark_steps,
+)
+from streams.windowing.plan import Plan, PlannedFeature, Scope
+from streams.windowing.segment import Bools, Ints, expand, find_segments, newest_until, search, stable_argsort
+from streams.windowing.window_column import WindowColumns, WindowRows
+from streams.windowing.windowless_column import WindowlessColumns, WindowlessRows
+
+_INT64_MAX: Final = 2**63 - 1
+_NOTHING: Final[Ints] = np.empty(0, dtype=np.int64)
+_PANES: Final = np.array([Pane.EARLY, Pane.ON_TIME, Pane.LATE, Pane.EMPTY], dtype=object)
+_EARLY, _ON_TIME, _LATE, _EMPTY = range(4)
 
 
-class _Key:
-    def __init__(self, windowless: WindowlessState) -> None:
-        self.tiles: dict[int, list[Accumulator]] = {}
-        self.fired: dict[int, int] = {}
-        self.changed: set[int] = set()
-        self.emptied: set[int] = set()
-        self.frozen: dict[int, dict[str, Any]] = {}
-        self.windowless = windowless
+@dataclass(frozen=True)
+class AdmittedRows:
+    """The admitted rows of a batch, in offset order; or none, and a single step of the watermark.
+
+    Attributes:
+        table: Columns of the contract.
+        time_us: ``(n_rows,)`` event times.
+        offset: ``(n_rows,)`` offsets.
+        before_us: Watermark before each row (or step).
+        after_us: Watermark after it.
+    """
+
+    table: pa.Table | None
+    time_us: Ints
+    offset: Ints
+    before_us: Ints
+    after_us: Ints
+
+
+@dataclass(frozen=True)
+class OutputRows:
+    """Rows of output in their order, yet without what the engine knows of their makers.
+
+    Attributes:
+        maker: Position among the admitted rows (or steps) of the row that made it.
+        columns: Arrays by name, for the entity key, the features and the engine's columns that are known here.
+    """
+
+    maker: Ints
+    columns: dict[str, pa.Array]
+
+
+@dataclass(frozen=True)
+class _Queries:
+    """Rows of output to be: panes, each read as of a row.
+
+    Attributes:
+        panes: Key and window end.
+        maker: Row (or step) that makes it.
+        as_of: Row as of which its windows are read: ``maker``, or an earlier one for a pane that expired before.
+        kind: Code of its :class:`Pane`.
+        index: Its pane index.
+    """
+
+    panes: Panes
+    maker: Ints
+    as_of: Ints
+    kind: Ints
+    index: Ints
+
+    def take(self, rows: Ints | Bools) -> "_Queries":
+        return _Queries(self.panes.take(rows), self.maker[rows], self.as_of[rows], self.kind[rows], self.index[rows])
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A batch made ready, with nothing changed yet.
+
+    Attributes:
+        rows: Its admitted rows.
+        columns: Their columns; None when there are no rows.
+        keys: Distinct keys.
+        place: Position of each row's key among them.
+        tile: Tile of each row.
+        first: First window end that holds each row.
+        last: Last one.
+    """
+
+    rows: AdmittedRows
+    columns: BatchColumns | None
+    keys: list[Any]
+    place: Ints
+    tile: Ints
+    first: Ints
+    last: Ints
+
+
+@dataclass(frozen=True)
+class _Scanned:
+    """A batch taken in: keys as numbers, rows by cell and by key."""
+
+    prepared: Prepared
+    key: Ints
+    windows: WindowRows | None
+    windowless: WindowlessRows | None
+
+
+@dataclass
+class PendingPanes:
+    """Panes that have changed since they were reached, waiting for the next tick.
+
+    Attributes:
+        changed: Those that got a row.
+        emptied: Ends right after a tile that came when they had been reached.
+        frozen: Those of ``changed`` that have expired meanwhile.
+        frozen_values: Their window features as of the last row that counted.
+    """
+
+    changed: Panes
+    emptied: Panes
+    frozen: Panes
+    frozen_values: dict[str, pa.Array]
 
 
 class SlidingState:
-    """All keys of a sliding view."""
+    """State of a sliding view over one partition."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self.windowless = WindowlessPlan(plan)
-        self.windowed = [f for f in plan.features if f.scope is Scope.WINDOW]
-        self.keys: dict[Any, _Key] = {}
-        self.due: dict[int, set[Any]] = defaultdict(set)
-        self.dirty: set[Any] = set()
+        self.pools = Pools(plan)
+        self.keys = KeyTable(plan.view.source.schema.arrow_schema.field(plan.key).type)
+        self.windows = WindowColumns(plan, pools=self.pools)
+        self.windowless = WindowlessColumns(plan, pools=self.pools)
+        self.fired = NO_PANES
+        self.fired_count = _NOTHING
+        self.pending = self._nothing_pending()
 
-    def ends(self, time_us: int) -> tuple[int, int, int]:
+    def _nothing_pending(self) -> PendingPanes:
+        values = {f.name: pa.array([], f.result_type) for f in self.windows.features}
+        return PendingPanes(NO_PANES, NO_PANES, NO_PANES, values)
+
+    # Taking in a batch
+
+    def tiles_of(self, time_us: Ints) -> tuple[Ints, Ints, Ints]:
+        """Tile of each event time, and the first and last window end that holds it."""
         tile = (time_us - self.plan.align_us) // self.plan.tile_us
-        per = self.plan.tiles_per_slide
-        return tile, tile // per + 1, (tile + self.plan.max_tiles) // per
+        return tile, *self.windows.ends(tile)
 
-    def is_late(self, row: RowView, watermark_us: int) -> bool:
-        return self.ends(row.time_us)[2] <= self.plan.expired(watermark_us)
-
-    def is_partially_late(self, row: RowView, watermark_us: int) -> bool:
-        return self.ends(row.time_us)[1] <= self.plan.expired(watermark_us)
-
-    def has_as_of(self, row: RowView, watermark_us: int) -> bool:
-        return self.ends(row.time_us)[1] > self.plan.expired(watermark_us)
-
-    def overflows(self, row: RowView, key: Any, watermark_us: int) -> str | None:
-        plan = self.plan
-        tile, first, last = self.ends(row.time_us)
-        state = self.keys.get(key)
-        for index, feature in enumerate(self.windowed):
-            if not feature.is_integer_sum or not row.feeds(feature):
-                continue
-            for end in range(max(first, plan.expired(watermark_us) + 1), last + 1):
-                start, stop = end * plan.tiles_per_slide - feature.n_tiles, end * plan.tiles_per_slide
-                if start <= tile < stop:
-                    total = row.value(feature)
-                    if state is not None:
-                        total += sum(state.tiles[t][index + 1].total for t in range(start, stop) if t in state.tiles)
-                    if not -(2**63) <= total < 2**63:
-                        return f"`{feature.name}` would leave int64"
-        if state is None:
-            return None
-        return self.windowless.overflows(state.windowless, row, watermark_us=watermark_us)
-
-    def values(self, state: _Key, end: int) -> dict[str, Any]:
-        per = self.plan.tiles_per_slide
-        result = {}
-        for index, feature in enumerate(self.windowed):
-            total = make_accumulator(feature.function, feature.result_type)
-            for tile in range(end * per - feature.n_tiles, end * per):
-                if tile in state.tiles:
-                    total.merge(state.tiles[tile][index + 1])
-            result[feature.name] = total.result()
-        return result
-
-    def is_empty(self, state: _Key, end: int) -> bool:
-        per = self.plan.tiles_per_slide
-        return not any(t in state.tiles for t in range(end * per - self.plan.max_tiles, end * per))
-
-    def apply(self, row: RowView, key: Any, before_us: int, after_us: int) -> None:
-        state = self.keys.get(key)
-        if state is None:
-            state = self.keys[key] = _Key(self.windowless.new_state())
-        plan = self.plan
-        expired, reached = plan.expired(before_us), plan.reached(before_us)
-        for end in state.changed:
-            if end <= expired and end not in state.frozen:
-                state.frozen[end] = self.values(state, end)
-        tile, first, last = self.ends(row.time_us)
-        if plan.has_windows:
-            for end in range(max(first, expired + 1), last + 1):
-                if end <= reached:
-                    state.changed.add(end)
-                    self.dirty.add(key)
-                else:
-                    self.due[end].add(key)
-            if last + 1 <= reached:
-                state.emptied.add(last + 1)
-                self.dirty.add(key)
-            else:
-                self.due[last + 1].add(key)
-            if tile not in state.tiles:
-                state.tiles[tile] = [
-                    make_accumulator("count", pa.int64()),
-                    *(make_accumulator(f.function, f.result_type) for f in self.windowed),
-                ]
-            accumulators = state.tiles[tile]
-            accumulators[0].update(None, (0, 0))
-            for feature, accumulator in zip(self.windowed, accumulators[1:], strict=True):
-                if row.feeds(feature):
-                    accumulator.update(row.value(feature), (row.time_us, row.offset))
-        self.windowless.update(state.windowless, row, watermark_us=before_us)
-
-    def advance(self, before_us: int, after_us: int, maker: int, sink: RowSink) -> None:
-        plan = self.plan
-        if not plan.has_windows or plan.reached(after_us) <= plan.reached(before_us):
-            return
-        panes = []
-        for key in self.dirty:
-            state = self.keys[key]
-            for end in state.changed:
-                panes.append((end, key, Pane.LATE))
-            for end in state.emptied - state.changed:
-                if self.is_empty(state, end) and not state.fired.get(end):
-                    panes.append((end, key, Pane.EMPTY))
-            state.changed, state.emptied = set(), set()
-        self.dirty.clear()
-        for end in [e for e in self.due if e <= plan.reached(after_us)]:
-            for key in self.due.pop(end):
-                panes.append((end, key, Pane.EMPTY if self.is_empty(self.keys[key], end) else Pane.ON_TIME))
-        for end, key, pane in sorted(panes):
-            state = self.keys[key]
-            index = state.fired.get(end, 0)
-            state.fired[end] = index + 1
-            sink.add(
-                maker,
-                key=key,
-                features=(state.frozen.pop(end, None) or self.values(state, end))
-                | self.windowless.results(state.windowless, watermark_us=after_us),
-                event_time_us=plan.end_us(end),
-                window_us=(0, plan.end_us(end)),
-                pane=pane,
-                pane_index=index,
-                is_final=end <= plan.expired(after_us),
-                watermark_us=after_us,
-            )
-        expired = plan.expired(after_us)
-        for state in self.keys.values():
-            state.fired = {end: n for end, n in state.fired.items() if end > expired}
-            oldest = (expired + 1) * plan.tiles_per_slide - plan.max_tiles
-            state.tiles = {tile: a for tile, a in state.tiles.items() if tile >= oldest}
-
-    def as_of(self, row: RowView, key: Any, watermark_us: int, sink: RowSink) -> None:
-        state = self.keys[key]
-        _, first, _ = self.ends(row.time_us)
-        sink.add(
-            row.index,
-            key=key,
-            features=self.values(state, first)
-            | self.windowless.results(state.windowless, watermark_us=watermark_us)
-            | {f.name: row.raw(f.column) for f in self.plan.features if f.scope is Scope.EVENT},
-            event_time_us=row.time_us,
-            window_us=(0, self.plan.end_us(first)),
-            pane=Pane.EARLY,
-            pane_index=state.fired.get(first, 0),
-            is_final=False,
-            watermark_us=watermark_us,
+    def prepare(self, rows: AdmittedRows) -> Prepared:
+        """Make a batch ready; changes nothing."""
+        tile, first, last = self.tiles_of(rows.time_us)
+        if rows.table is None:
+            return Prepared(rows, None, [], _NOTHING, tile, first, last)
+        encoded = rows.table.column(self.plan.key).combine_chunks().dictionary_encode()
+        return Prepared(
+            rows,
+            BatchColumns(rows.table, plan=self.plan, pools=self.pools),
+            encoded.dictionary.to_pylist(),
+            encoded.indices.to_numpy().astype(np.int64),
+            tile,
+            first,
+            last,
         )
 
-    def dump(self) -> Any:
-        return [
-            [
-                key,
-                [[t, [a.dump() for a in tile]] for t, tile in s.tiles.items()],
-                list(s.fired.items()),
-                sorted(s.changed),
-                sorted(s.emptied),
-                list(s.frozen.items()),
-                self.windowless.dump(s.windowless),
-            ]
-            for key, s in self.keys.items()
-        ], [[end, sorted(keys)] for end, keys in self.due.items()]
+    def process(self, prepared: Prepared, *, emit: str) -> OutputRows:
+        """Take in a batch and give the rows of output."""
+        steps = watermark_steps(self.plan, prepared.rows.before_us, prepared.rows.after_us)
+        scanned = self._scan(prepared)
+        closings = self._closings(scanned, steps)
+        queries = self._with_as_of_rows(closings, scanned, steps, emit=emit)
+        output = self._output(queries, scanned, steps)
+        self._commit(closings, scanned, steps)
+        return output
 
-    def load(self, dumped: Any) -> None:
-        for key, tiles, fired, changed, emptied, frozen, windowless in dumped[0]:
-            state = self.keys[key] = _Key(self.windowless.load(windowless))
-            for t, tile in tiles:
-                accumulators = [
-                    make_accumulator("count", pa.int64()),
-                    *(make_accumulator(f.function, f.result_type) for f in self.windowed),
-                ]
-                for accumulator, values in zip(accumulators, tile, strict=True):
-                    accumulator.load(values)
-                state.tiles[t] = accumulators
-            state.fired = dict(fired)
-            state.changed, state.emptied, state.frozen = set(changed), set(emptied), dict(frozen)
-            if changed or emptied:
-                self.dirty.add(key)
-        for end, keys in dumped[1]:
-            self.due[end] = set(keys)
+    def _scan(self, prepared: Prepared) -> _Scanned:
+        rows, columns = prepared.rows, prepared.columns
+        if columns is None:
+            return _Scanned(prepared, _NOTHING, None, None)
+        ids, place = self.keys.intern(prepared.keys), prepared.place
+        self.windows.tiles.grow_keys(self.keys.capacity)
+        self.windowless.grow(self.keys.capacity)
+        windows = windowless = None
+        if self.plan.has_windows:
+            windows = self.windows.scan(columns, place=place, ids=ids, tile=prepared.tile, time_us=rows.time_us)
+        if not self.windowless.is_empty:
+            order = stable_argsort(place, len(ids))
+            starts, lengths = find_segments(place[order])
+            keys = ids[place[order][starts]]
+            key_rows = KeyRows(order, starts, lengths, keys, rows.time_us[order], rows.offset[order])
+            windowless = self.windowless.scan(columns, key_rows, watermark_us=rows.before_us[order])
+        return _Scanned(prepared, ids[place], windows, windowless)
+
+    # Integer overflow
+
+    def might_overflow(self, prepared: Prepared) -> bool:
+        """Tell whether an integer sum could leave int64 in this batch; if not, no row needs to be looked at."""
+        for feature in self.plan.features:
+            if not feature.is_integer_sum or prepared.columns is None or feature.column is None:
+                continue
+            values = prepared.columns.values(feature.column)[0]
+            largest = max(int(values.max(initial=0)), -int(values.min(initial=0)))
+            if feature.scope is Scope.WINDOW:
+                bound = self.windows.sum_bound(feature)
+            else:
+                bound = self.windowless.sum_bound(feature, largest)
+                self.windowless.note_largest(feature, largest)
+            if bound + largest * len(values) > _INT64_MAX:
+                by_key = np.bincount(prepared.place, weights=np.abs(values.astype(np.float64)))
+                if bound + int(by_key.max() * 1.001) > _INT64_MAX:
+                    return True
+        return False
+
+    def overflowing(self, prepared: Prepared) -> str | None:
+        """Name the integer sum that the only row of a batch would take out of int64, if any."""
+        columns, rows = prepared.columns, prepared.rows
+        assert columns is not None and len(prepared.place) == 1
+        known = self.keys.find(prepared.keys[0])
+        if known is None:
+            return None
+
+        def value_of(feature: PlannedFeature) -> int | None:
+            if feature.column is None or not columns.is_value(feature.column, feature.filter_index)[0]:
+                return None
+            return int(columns.values(feature.column)[0][0])
+
+        before = int(rows.before_us[0])
+        first = max(int(prepared.first[0]), self.plan.expired(before) + 1)
+        ends = (first, int(prepared.last[0]))
+        name = self.windows.overflowing(known, int(prepared.tile[0]), ends=ends, value_of=value_of)
+        order = (int(rows.time_us[0]), int(rows.offset[0]))
+        return name or self.windowless.overflowing(known, order, watermark_us=before, value_of=value_of)
+
+    # Finding the closings
+
+    def _closings(self, scanned: _Scanned, steps: WatermarkSteps) -> _Queries:
+        nothing = _Queries(NO_PANES, _NOTHING, _NOTHING, _NOTHING, _NOTHING)
+        if not self.plan.has_windows or not steps.has_tick:
+            return nothing
+        batch = scanned.prepared
+        tiles = self._tile_ends(scanned, steps)
+        reached, emptied = on_time_panes(tiles, steps, n_keys=self.keys.capacity), emptied_panes(tiles, steps)
+        changed, changed_at = changed_panes(scanned.key, batch.first, batch.last, steps)
+        late_empty, late_empty_at = self._late_empties(scanned, steps)
+        pending = self.pending
+        before = steps.reached_before[:1]
+        groups = [
+            (reached, steps.firing_step(reached.end), _ON_TIME),
+            (emptied, steps.firing_step(emptied.end), _EMPTY),
+            (pending.changed, np.repeat(steps.next_tick(before), len(pending.changed)), _LATE),
+            (changed, steps.next_tick(steps.reached_before[changed_at]), _LATE),
+            (pending.emptied, np.repeat(steps.next_tick(before), len(pending.emptied)), _EMPTY),
+            (late_empty, steps.next_tick(steps.reached_before[late_empty_at]), _EMPTY),
+        ]
+        panes = Panes(
+            np.concatenate([p.key for p, *_ in groups]),
+            np.concatenate([p.end for p, *_ in groups]),
+        )
+        maker = np.concatenate([step for _, step, _ in groups])
+        kind = np.concatenate([np.full(len(p), code, dtype=np.int64) for p, _, code in groups])
+        return self._number(panes, maker, kind, steps)
+
+    def _tile_ends(self, scanned: _Scanned, steps: WatermarkSteps) -> TileEnds:
+        tiles, batch = self.windows.tiles, scanned.prepared
+        is_old = tiles.is_live if scanned.windows is None else tiles.is_live & ~scanned.windows.is_new
+        old = np.flatnonzero(is_old)
+        first, last = self.windows.ends(tiles.tile[old])
+        reached = np.full(len(old), steps.reached_before[0])
+        if scanned.windows is None:
+            return TileEnds(tiles.key[old], first, last, reached)
+        heads = scanned.windows.heads
+        return TileEnds(
+            key=np.concatenate([tiles.key[old], scanned.key[heads]]),
+            first=np.concatenate([first, batch.first[heads]]),
+            last=np.concatenate([last, batch.last[heads]]),
+            reached=np.concatenate([reached, steps.reached_before[heads]]),
+        )
+
+    def _late_empties(self, scanned: _Scanned, steps: WatermarkSteps) -> tuple[Panes, Ints]:
+        """Ends right after a new tile that had been reached when it came, and the row that brought it."""
+        if scanned.windows is None:
+            return NO_PANES, _NOTHING
+        heads = scanned.windows.heads[scanned.windows.is_new[scanned.windows.rows.cells]]
+        end = scanned.prepared.last[heads] + 1
+        is_reached = end <= steps.reached_before[heads]
+        return Panes(scanned.key[heads], end).take(is_reached), heads[is_reached]
+
+    def _number(self, panes: Panes, maker: Ints, kind: Ints, steps: WatermarkSteps) -> _Queries:
+        """Drop what repeats or does not fire, and count the firings of each pane."""
+        codes = PaneCodes(self.keys.capacity, panes, self.fired)
+        code = codes.of(panes)
+        fires = np.flatnonzero(maker < len(steps.reached_after))
+        # By pane, then by step, then LATE or ON_TIME before EMPTY: what has a row is not empty.
+        order = fires[np.lexsort((kind[fires], maker[fires], code[fires]))]
+        starts, _ = find_segments(code[order], maker[order])
+        order = order[starts]
+        # EMPTY fires only for a pane that never fired: it stays empty from its first firing on, or is LATE.
+        _, lengths = find_segments(code[order])
+        fired = self._fired_before(codes, code[order])
+        _, rank = expand(lengths)
+        keep = (kind[order] != _EMPTY) | ((rank == 0) & (fired == 0))
+        order, fired = order[keep], fired[keep]
+        _, lengths = find_segments(code[order])
+        _, rank = expand(lengths)
+        chosen = panes.take(order)
+        as_of = np.minimum(maker[order], steps.last_counting(chosen.end))
+        return _Queries(chosen, maker[order], as_of, kind[order], fired + rank)
+
+    def _fired_before(self, codes: PaneCodes, code: Ints) -> Ints:
+        if not len(self.fired):
+            return np.zeros(len(code), dtype=np.int64)
+        known = codes.of(self.fired)
+        order = np.argsort(known)
+        at = np.searchsorted(known[order], code)
+        at[at == len(order)] = 0
+        match = order[at]
+        return np.where(known[match] == code, self.fired_count[match], 0)
+
+    # As-of rows
+
+    def _with_as_of_rows(self, closings: _Queries, scanned: _Scanned, steps: WatermarkSteps, *, emit: str) -> _Queries:
+        if emit == "on_close" or not len(scanned.key):
+            return closings
+        rows = np.flatnonzero(scanned.prepared.first > steps.expired_before)
+        if emit == "latest":
+            newest = np.full(self.keys.capacity, -1, dtype=np.int64)
+            newest[scanned.key[rows]] = rows
+            rows = rows[newest[scanned.key[rows]] == rows]
+        panes = Panes(scanned.key[rows], scanned.prepared.first[rows])
+        index = np.zeros(len(rows), dtype=np.int64)
+        behind = np.flatnonzero(panes.end <= steps.reached_before[rows])
+        if len(behind):
+            index[behind] = self._firings_until(panes.take(behind), rows[behind], closings)
+        return _Queries(
+            panes=Panes(
+                np.concatenate([closings.panes.key, panes.key]), np.concatenate([closings.panes.end, panes.end])
+            ),
+            maker=np.concatenate([closings.maker, rows]),
+            as_of=np.concatenate([closings.as_of, rows]),
+            kind=np.concatenate([closings.kind, np.full(len(rows), _EARLY, dtype=np.int64)]),
+            index=np.concatenate([closings.index, index]),
+        )
+
+    def _firings_until(self, panes: Panes, rows: Ints, closings: _Queries) -> Ints:
+        """How often each pane has fired when a row comes."""
+        codes = PaneCodes(self.keys.capacity, panes, self.fired, closings.panes)
+        code = codes.of(panes)
+        before = self._fired_before(codes, code)
+        if not len(closings.panes):
+            return before
+        closed = codes.of(closings.panes)
+        order = np.lexsort((closings.maker, closed))
+        n_steps = int(max(rows.max(), closings.maker.max())) + 2
+        distinct, place = np.unique(closed[order], return_inverse=True)
+        ranked = place * n_steps + closings.maker[order]
+        at = np.searchsorted(distinct, code)
+        at[at == len(distinct)] = 0
+        is_known = distinct[at] == code
+        low = search(ranked, at * n_steps)
+        high = search(ranked, at * n_steps + rows, side="right")
+        return before + np.where(is_known, high - low, 0)
+
+    # Answering the queries
+
+    def _output(self, queries: _Queries, scanned: _Scanned, steps: WatermarkSteps) -> OutputRows:
+        plan, rows = self.plan, scanned.prepared.rows
+        is_early = queries.kind == _EARLY
+        ranks = np.zeros(len(queries.panes), dtype=np.int64)
+        if not is_early.all():
+            ranks[~is_early] = self.keys.ranks(queries.panes.key[~is_early])
+            order = np.lexsort((ranks, np.where(is_early, 0, queries.panes.end), is_early, queries.maker))
+            queries = queries.take(order)
+            is_early = is_early[order]
+        maker, end_us = queries.maker, plan.align_us + queries.panes.end * plan.slide_us
+        watermark_us = rows.after_us[maker]
+        columns = {plan.key: self.keys.to_arrow(queries.panes.key)}
+        columns |= self._windowed(queries, scanned)
+        columns |= self.windowless.read(
+            queries.panes.key,
+            self._key_versions(queries.panes.key, maker, scanned),
+            watermark_us=watermark_us,
+            batch=scanned.windowless,
+        )
+        own = pa.array(maker, pa.int64(), mask=~is_early)
+        for feature in plan.features:
+            if feature.scope is Scope.EVENT:
+                values = rows.table.column(feature.column).combine_chunks() if rows.table is not None else None
+                nothing = pa.nulls(len(maker), feature.result_type)
+                columns[feature.name] = nothing if values is None else values.take(own)
+        event_time_us = end_us.copy()
+        event_time_us[is_early] = rows.time_us[maker[is_early]]
+        columns |= {
+            "event_time": pa.array(event_time_us),
+            "window_end": pa.array(end_us),
+            "pane": pa.DictionaryArray.from_arrays(queries.kind, pa.array(_PANES)).dictionary_decode(),
+            "pane_index": pa.array(queries.index),
+            "is_final": pa.array(queries.panes.end <= steps.expired_after[maker]),
+            "watermark": pa.array(watermark_us),
+        }
+        return OutputRows(maker, columns)
+
+    def _windowed(self, queries: _Queries, scanned: _Scanned) -> dict[str, pa.Array]:
+        """Window features of each query."""
+        values = self._read_windows(queries.panes, queries.as_of, scanned)
+        if len(self.pending.frozen):
+            # Nothing changes a frozen pane: its first firing from here on is the one that was waiting.
+            codes = PaneCodes(self.keys.capacity, queries.panes, self.pending.frozen)
+            frozen = codes.of(self.pending.frozen)
+            order = np.argsort(frozen)
+            at = np.searchsorted(frozen[order], codes.of(queries.panes))
+            at[at == len(order)] = 0
+            match = order[at]
+            is_frozen = (frozen[match] == codes.of(queries.panes)) & (queries.kind == _LATE)
+            source = pa.array(np.where(is_frozen, len(queries.panes) + match, np.arange(len(queries.panes))))
+            values = {
+                name: pa.concat_arrays([computed, self.pending.frozen_values[name]]).take(source)
+                for name, computed in values.items()
+            }
+        return values
+
+    def _read_windows(self, panes: Panes, as_of: Ints, scanned: _Scanned) -> dict[str, pa.Array]:
+        return self.windows.read(panes, as_of, n_keys=self.keys.capacity, batch=scanned.windows)
+
+    def _key_versions(self, keys: Ints, as_of: Ints, scanned: _Scanned) -> Ints:
+        """Row of ``KeyRows`` as of which each key is to be read, -1 for the state before the batch."""
+        versions = np.full(len(keys), -1, dtype=np.int64)
+        if scanned.windowless is None:
+            return versions
+        rows = scanned.windowless.rows
+        segment_of = np.full(self.keys.capacity, -1, dtype=np.int64)
+        segment_of[rows.keys] = np.arange(len(rows.keys))
+        segment = segment_of[keys]
+        touched = np.flatnonzero(segment >= 0)
+        versions[touched] = newest_until(segment[touched], as_of[touched], rows.order, rows.starts, rows.lengths)
+        return versions
+
+    # Going on
+
+    def _commit(self, closings: _Queries, scanned: _Scanned, steps: WatermarkSteps) -> None:
+        if self.plan.has_windows:
+            self._remember(closings, scanned, steps)
+        if scanned.windows is not None:
+            self.windows.commit(scanned.windows)
+        if scanned.windowless is not None:
+            self.windowless.commit(scanned.windowless)
+        if steps.has_tick:
+            # A tile outlives its last window until the end after it is reached, which may fire EMPTY.
+            done = min(int(steps.expired_after[-1]), int(steps.reached_after[-1]) - 1)
+            self._forget(int(scanned.prepared.rows.after_us[-1]), done)
+
+    def _remember(self, closings: _Queries, scanned: _Scanned, steps: WatermarkSteps) -> None:
+        """Keep what the next ticks need: changed panes, frozen values, and how often each pane has fired."""
+        if not self.plan.allowed_lateness_us:
+            # A window is gone as soon as it is reached, so nothing can change or fire again.
+            return
+        batch = scanned.prepared
+        changed, changed_at = changed_panes(scanned.key, batch.first, batch.last, steps)
+        emptied, emptied_at = self._late_empties(scanned, steps)
+        waits = steps.next_tick(steps.reached_before[changed_at]) == len(steps.reached_after)
+        waits_empty = steps.next_tick(steps.reached_before[emptied_at]) == len(steps.reached_after)
+        old = self._nothing_pending() if steps.has_tick else self.pending
+        changed = _distinct(self.keys.capacity, old.changed, changed.take(waits))
+        emptied = _distinct(self.keys.capacity, old.emptied, emptied.take(waits_empty))
+        expired = int(steps.expired_after[-1])
+        codes = PaneCodes(self.keys.capacity, changed, old.frozen)
+        is_frozen = (changed.end <= expired) & ~np.isin(codes.of(changed), codes.of(old.frozen))
+        frozen, frozen_values = old.frozen, old.frozen_values
+        if is_frozen.any():
+            fresh = changed.take(is_frozen)
+            values = self._read_windows(fresh, steps.last_counting(fresh.end), scanned)
+            frozen = _joined(frozen, fresh)
+            frozen_values = {name: pa.concat_arrays([frozen_values[name], values[name]]) for name in values}
+        self.pending = PendingPanes(changed, emptied, frozen, frozen_values)
+        self._count_firings(closings, expired)
+
+    def _count_firings(self, closings: _Queries, expired: int) -> None:
+        panes = _joined(self.fired, closings.panes)
+        count = np.concatenate([self.fired_count, closings.index + 1])
+        codes = PaneCodes(self.keys.capacity, panes, self.pending.changed, self.pending.emptied)
+        code = codes.of(panes)
+        waiting = np.union1d(codes.of(self.pending.changed), codes.of(self.pending.emptied))
+        keep = np.flatnonzero((panes.end > expired) | np.isin(code, waiting))
+        order = keep[np.lexsort((count[keep], code[keep]))]
+        starts, lengths = find_segments(code[order])
+        order = order[starts + lengths - 1]
+        self.fired, self.fired_count = panes.take(order), count[order]
+
+    def _forget(self, watermark_us: int, done: int) -> None:
+        """Drop the tiles of windows up to the end ``done``, and release the keys that have nothing left."""
+        oldest = (done + 1) * self.plan.tiles_per_slide - self.plan.max_tiles
+        self.windows.drop_before(oldest)
+        is_idle = np.zeros(self.keys.capacity, dtype=np.bool_)
+        live = self.keys.live_ids()
+        is_idle[live] = ~self.windows.tiles.has_tiles(live)
+        if not self.windowless.is_empty:
+            is_idle[live] &= ~self.windowless.is_alive(self.windowless.newest_us[live], watermark_us)
+        for panes in (self.fired, self.pending.changed, self.pending.emptied):
+            is_idle[panes.key] = False
+        idle = np.flatnonzero(is_idle)
+        if len(idle):
+            self.windowless.release(idle)
+            self.keys.release(idle)
+        for column, pool in self.pools.pools.items():
+            if pool.wants_compaction:
+                mapping = pool.compact([*self.windows.bank.used_codes(column), *self.windowless.used_codes(column)])
+                self.windows.bank.recode(column, mapping)
+                self.windowless.recode(column, mapping)
+
+    # State
+
+    def to_tables(self) -> dict[str, pa.Table]:
+        """State as tables; keys are named by their row in the table ``keys``."""
+        ids = np.sort(self.keys.live_ids())
+        row_of_key = np.zeros(self.keys.capacity, dtype=np.int64)
+        row_of_key[ids] = np.arange(len(ids))
+        pending = self.pending
+        frozen = dict(pending.frozen_values.items())
+        return {
+            "keys": pa.table({"key": self.keys.to_arrow(ids)}),
+            **self.windows.to_tables(row_of_key),
+            **self.windowless.to_tables(ids),
+            **{f"pool.{column}": pool.to_table() for column, pool in self.pools.pools.items()},
+            "fired": _panes_to_table(self.fired, row_of_key, {"count": pa.array(self.fired_count)}),
+            "changed": _panes_to_table(pending.changed, row_of_key, {}),
+            "emptied": _panes_to_table(pending.emptied, row_of_key, {}),
+            "frozen": _panes_to_table(pending.frozen, row_of_key, {f"value.{name}": v for name, v in frozen.items()}),
+        }
+
+    def from_tables(self, tables: dict[str, pa.Table]) -> None:
+        """Take over a state."""
+        for column, pool in self.pools.pools.items():
+            pool.from_table(tables[f"pool.{column}"])
+        ids = self.keys.intern(tables["keys"].column("key").to_pylist())
+        self.windows.from_tables(tables, ids)
+        self.windowless.from_tables(tables, ids)
+        self.fired = _panes_from_table(tables["fired"], ids)
+        self.fired_count = tables["fired"].column("count").to_numpy()
+        frozen = tables["frozen"]
+        self.pending = PendingPanes(
+            _panes_from_table(tables["changed"], ids),
+            _panes_from_table(tables["emptied"], ids),
+            _panes_from_table(frozen, ids),
+            {f.name: frozen.column(f"value.{f.name}").combine_chunks() for f in self.windows.features},
+        )
+
+
+def _panes_to_table(panes: Panes, row_of_key: Ints, more: dict[str, pa.Array]) -> pa.Table:
+    return pa.table({"key": pa.array(row_of_key[panes.key]), "end": pa.array(panes.end), **more})
+
+
+def _panes_from_table(table: pa.Table, ids: Ints) -> Panes:
+    return Panes(ids[table.column("key").to_numpy()], table.column("end").to_numpy())
+
+
+def _joined(one: Panes, other: Panes) -> Panes:
+    return Panes(np.concatenate([one.key, other.key]), np.concatenate([one.end, other.end]))
+
+
+def _distinct(n_keys: int, one: Panes, other: Panes) -> Panes:
+    panes = _joined(one, other)
+    _, at = np.unique(PaneCodes(n_keys, panes).of(panes), return_index=True)
+    return panes.take(at)

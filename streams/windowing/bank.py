@@ -1,0 +1,238 @@
+"""The aggregates of a set of features, kept for cells: registers and tallies, shared where features need the same one."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from streams.windowing.accumulator import ENTROPY_DECIMALS
+from streams.windowing.columns import BatchColumns, Pools, dtype_of, number_to_arrow
+from streams.windowing.plan import PlannedFeature
+from streams.windowing.register import (
+    CellReads,
+    CellRows,
+    CountRegister,
+    EdgeRegister,
+    MomentsRegister,
+    ReduceRegister,
+    Register,
+    Versions,
+)
+from streams.windowing.segment import Array, Bools, Ints
+from streams.windowing.tally import Tally, TallyRows, ValueCounts, count_distinct, entropy_bits, extreme_rank
+
+Place = tuple[str, str | None, int | None]
+"""Kind of aggregate, column, filter: what two features may share."""
+
+_INT64: Final = np.iinfo(np.int64)
+
+
+@dataclass(frozen=True)
+class BankRows:
+    """A batch taken in but not yet part of the state."""
+
+    rows: CellRows
+    running: dict[Place, Versions]
+    tallied: dict[Place, TallyRows]
+
+
+class CellBank:
+    """Aggregates of some features, by cell."""
+
+    def __init__(self, features: list[PlannedFeature], *, pools: Pools) -> None:
+        self.features = features
+        self._pools = pools
+        self.registers: dict[Place, Register] = {}
+        self.tallies: dict[Place, Tally] = {}
+        for feature in features:
+            self._add(feature)
+
+    def _add(self, feature: PlannedFeature) -> None:
+        is_integer = feature.input_type is not None and pa.types.is_integer(feature.input_type)
+        for kind in _KINDS[feature.function](feature):
+            place = (kind, feature.column, feature.filter_index)
+            if kind == "tally":
+                self.tallies.setdefault(place, Tally())
+                continue
+            dtype = None if feature.input_type is None else dtype_of(feature.input_type)
+            makers: dict[str, Callable[[], Register]] = {
+                "count": CountRegister,
+                "sum": lambda: ReduceRegister(np.add, neutral=0, dtype=np.int64 if is_integer else np.float64),
+                "float_sum": lambda: ReduceRegister(np.add, neutral=0.0, dtype=np.float64),
+                "min": lambda: ReduceRegister(np.minimum, neutral=_INT64.max if is_integer else np.inf, dtype=dtype),
+                "max": lambda: ReduceRegister(np.maximum, neutral=_INT64.min if is_integer else -np.inf, dtype=dtype),
+                "moments": MomentsRegister,
+                "first": lambda: EdgeRegister(is_last=False, dtype=dtype or np.int64),
+                "last": lambda: EdgeRegister(is_last=True, dtype=dtype or np.int64),
+            }
+            if place not in self.registers:
+                self.registers[place] = makers[kind]()
+
+    def grow(self, capacity: int) -> None:
+        """Make room for cells below ``capacity``."""
+        for register in self.registers.values():
+            register.grow(capacity)
+
+    def reset(self, cells: Any) -> None:
+        """Make new cells empty."""
+        for register in self.registers.values():
+            register.reset(cells)
+
+    def drop(self, is_live: Bools) -> None:
+        """Forget cells that are no longer live."""
+        for tally in self.tallies.values():
+            tally.drop(is_live)
+
+    def scan(self, columns: BatchColumns, rows: CellRows) -> BankRows:
+        """Take in a batch: running values after each row, for reads as of it."""
+        running: dict[Place, Versions] = {}
+        for place, register in self.registers.items():
+            values, is_value = self._inputs(columns, place, rows)
+            running[place] = register.scan(rows, values, is_value)
+        tallied = {}
+        for place, tally in self.tallies.items():
+            _, column, filter_index = place
+            assert column is not None
+            is_value = columns.is_value(column, filter_index)[rows.order]
+            tallied[place] = tally.scan(rows, columns.codes(column)[rows.order], is_value)
+        return BankRows(rows, running, tallied)
+
+    def _inputs(self, columns: BatchColumns, place: Place, rows: CellRows) -> Any:
+        _, column, filter_index = place
+        is_value = columns.is_value(column, filter_index)[rows.order]
+        return (is_value if column is None else columns.values(column)[0][rows.order]), is_value
+
+    def commit(self, batch: BankRows) -> None:
+        """Make a batch part of the state."""
+        for place, register in self.registers.items():
+            register.commit(batch.rows, batch.running[place])
+        for place, tally in self.tallies.items():
+            tally.commit(batch.tallied[place])
+
+    def read(self, features: list[PlannedFeature], reads: CellReads, batch: BankRows | None) -> dict[str, pa.Array]:
+        """Value of each of these features for each query."""
+        folded: dict[Place, Any] = {}
+
+        def fold(kind: str, feature: PlannedFeature) -> Any:
+            place = (kind, feature.column, feature.filter_index)
+            if place not in folded:
+                if kind == "tally":
+                    folded[place] = self.tallies[place].read(reads, batch.tallied[place] if batch else None)
+                else:
+                    folded[place] = self.registers[place].fold(reads, batch.running[place] if batch else {})
+            return folded[place]
+
+        return {feature.name: self._result(feature, fold) for feature in features}
+
+    def to_tables(self, cells: Ints, *, name: str, owners: dict[str, pa.Array]) -> dict[str, pa.Table]:
+        """State of these cells: a table of one row each (after the columns ``owners``) and one for each tally."""
+        columns = dict(owners)
+        peaks = {}
+        for number, register in enumerate(self.registers.values()):
+            columns |= {f"{number}.{part}": pa.array(values[cells]) for part, values in register.state.items()}
+            if isinstance(register, ReduceRegister):
+                peaks[str(number)] = str(register.peak)
+        tables = {name: pa.table(columns).replace_schema_metadata(peaks)}
+        row_of = np.full(int(cells.max(initial=-1)) + 1, -1, dtype=np.int64)
+        row_of[cells] = np.arange(len(cells))
+        for number, tally in enumerate(self.tallies.values()):
+            tables[f"{name}.tally.{number}"] = tally.to_table(row_of)
+        return tables
+
+    def from_tables(self, tables: dict[str, pa.Table], cells: Ints, *, name: str) -> None:
+        """Take over a state; the row ``i`` of the table becomes the cell ``cells[i]``, which there is room for."""
+        table = tables[name]
+        peaks = {key.decode(): int(value) for key, value in (table.schema.metadata or {}).items()}
+        for number, register in enumerate(self.registers.values()):
+            for part, values in register.state.items():
+                values[cells] = table.column(f"{number}.{part}").to_numpy()
+            if isinstance(register, ReduceRegister):
+                register.peak = peaks[str(number)]
+        for number, tally in enumerate(self.tallies.values()):
+            tally.from_table(tables[f"{name}.tally.{number}"], cells)
+
+    def sum_peak(self, feature: PlannedFeature) -> int:
+        """No cell's integer sum of this feature has been further from 0 than this."""
+        register = self.registers["sum", feature.column, feature.filter_index]
+        assert isinstance(register, ReduceRegister)
+        return register.peak
+
+    def used_codes(self, column: str) -> list[Array]:
+        """Codes of a column's pool that the state holds."""
+        used: list[Array] = [
+            run[1] for place, tally in self.tallies.items() if place[1] == column for run in tally.runs
+        ]
+        if self._pools.is_coded(column):
+            used += [
+                r.state["value"] for place, r in self.registers.items() if place[1] == column and "value" in r.state
+            ]
+        return used
+
+    def recode(self, column: str, mapping: Ints) -> None:
+        """Replace the codes of a column's pool."""
+        for place, tally in self.tallies.items():
+            if place[1] == column:
+                tally.recode(mapping)
+        if self._pools.is_coded(column):
+            for place, register in self.registers.items():
+                if place[1] == column and "value" in register.state:
+                    register.state["value"] = mapping[register.state["value"]]
+
+    def _result(self, feature: PlannedFeature, fold: Callable[[str, PlannedFeature], Any]) -> pa.Array:
+        result_type = feature.result_type
+        match feature.function:
+            case "count":
+                return number_to_arrow(fold("count", feature)["n"], None, result_type)
+            case "distinct":
+                return number_to_arrow(count_distinct(fold("tally", feature)), None, result_type)
+            case "entropy":
+                counts: ValueCounts = fold("tally", feature)
+                bits = entropy_bits(counts.query, counts.count, counts.n_queries, decimals=ENTROPY_DECIMALS)
+                return number_to_arrow(*bits, result_type)
+            case "first" | "last":
+                edge = fold(feature.function, feature)
+                assert feature.column is not None
+                return self._pools.to_arrow(feature.column, result_type, edge["value"], edge["has_value"])
+            case "min" | "max" if feature.column is not None and _is_coded(feature):
+                pool = self._pools.pools[feature.column]
+                code, has_value = extreme_rank(fold("tally", feature), pool.ranks(), is_max=feature.function == "max")
+                return pool.decode(code, has_value)
+            case "variance" | "stddev":
+                moments = fold("moments", feature)
+                variance = moments["squares"] / np.maximum(moments["n"], 1)
+                values = np.sqrt(variance) if feature.function == "stddev" else variance
+                return number_to_arrow(values, moments["n"] > 0, result_type)
+        n_values = fold("count", feature)["n"]
+        if feature.function == "mean":
+            total = fold("float_sum" if _is_integer(feature) else "sum", feature)["value"]
+            return number_to_arrow(total / np.maximum(n_values, 1), n_values > 0, result_type)
+        return number_to_arrow(fold(feature.function, feature)["value"], n_values > 0, result_type)
+
+
+def _is_integer(feature: PlannedFeature) -> bool:
+    return feature.input_type is not None and bool(pa.types.is_integer(feature.input_type))
+
+
+def _is_coded(feature: PlannedFeature) -> bool:
+    return feature.input_type is not None and dtype_of(feature.input_type) is None
+
+
+def _extreme_kinds(feature: PlannedFeature) -> list[str]:
+    return ["tally"] if _is_coded(feature) else ["count", feature.function]
+
+
+_KINDS: Final[dict[str, Callable[[PlannedFeature], list[str]]]] = {
+    "count": lambda _: ["count"],
+    "sum": lambda _: ["count", "sum"],
+    "mean": lambda f: ["count", "float_sum" if _is_integer(f) else "sum"],
+    "min": _extreme_kinds,
+    "max": _extreme_kinds,
+    "variance": lambda _: ["moments"],
+    "stddev": lambda _: ["moments"],
+    "first": lambda _: ["first"],
+    "last": lambda _: ["last"],
+    "distinct": lambda _: ["tally"],
+    "entropy": lambda _: ["tally"],
+}

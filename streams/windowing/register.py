@@ -1,0 +1,288 @@
+"""Mergeable aggregates in columns: one array element for each cell (a tile of a key, or a key's lifetime).
+
+A batch is taken in by :meth:`Register.scan`: rows sorted by cell, and within a cell by offset. It gives the running value
+after each row, so that any feature can be read as of any row of the batch; :meth:`Register.commit` then makes the last ones
+the state. :meth:`Register.fold` merges, for each query, the cells of its window in time order.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+import numpy as np
+
+from streams.windowing.segment import Array, Bools, Ints, Steps, scan
+
+
+@dataclass(frozen=True)
+class CellRows:
+    """Rows of a batch sorted by (cell, offset).
+
+    Attributes:
+        order: ``(n_rows,)`` position of each row in the batch.
+        starts: First row of each cell.
+        lengths: Number of rows of each cell, 1 or more.
+        cells: The cell of each segment.
+        time_us: ``(n_rows,)`` event times in this order.
+    """
+
+    order: Ints
+    starts: Ints
+    lengths: Ints
+    cells: Ints
+    time_us: Ints
+
+    @cached_property
+    def ends(self) -> Ints:
+        """Last row of each cell."""
+        return self.starts + self.lengths - 1
+
+
+@dataclass(frozen=True)
+class CellReads:
+    """What queries read: for each query a segment of cells in time order, each in the state or as of a row of the batch.
+
+    Attributes:
+        cells: ``(n_reads,)``.
+        versions: ``(n_reads,)`` row (in the order of ``CellRows``) as of which the cell is read, -1 for the state.
+        starts: First read of each query.
+        lengths: Number of reads of each query, 0 or more.
+    """
+
+    cells: Ints
+    versions: Ints
+    starts: Ints
+    lengths: Ints
+
+    @cached_property
+    def steps(self) -> list[tuple[Ints, Ints]]:
+        """Queries and reads, side by side from the oldest cell on."""
+        return list(Steps(self.starts, self.lengths))
+
+    @property
+    def n_queries(self) -> int:
+        """Number of queries."""
+        return len(self.lengths)
+
+    @cached_property
+    def _running(self) -> Ints:
+        return np.flatnonzero(self.versions >= 0)
+
+    def take(self, state: Array, running: Array | None) -> Array:
+        """Value of an array of the register at each read."""
+        values = state[self.cells]
+        if running is not None and len(self._running):
+            values[self._running] = running[self.versions[self._running]]
+        return values
+
+
+Versions = dict[str, Array]
+
+
+class Register(ABC):
+    """One aggregate over the rows that pass a filter, for every cell.
+
+    ``neutral`` names the state's arrays, with the value of a cell that has no row.
+    """
+
+    neutral: ClassVar[dict[str, Any]]
+
+    def __init__(self, dtypes: dict[str, Any] | None = None) -> None:
+        self._dtypes = dtypes or {}
+        self.state: Versions = {name: np.empty(0, dtype=self._dtype(name)) for name in self.neutral}
+
+    def _dtype(self, name: str) -> Any:
+        return self._dtypes.get(name, np.int64)
+
+    def _empty(self, name: str) -> Any:
+        return self.neutral[name]
+
+    def grow(self, capacity: int) -> None:
+        """Make room for cells below ``capacity``."""
+        for name, values in self.state.items():
+            grown = np.full(capacity, self._empty(name), dtype=values.dtype)
+            grown[: len(values)] = values
+            self.state[name] = grown
+
+    def reset(self, cells: Ints) -> None:
+        """Make these cells empty."""
+        for name, values in self.state.items():
+            values[cells] = self._empty(name)
+
+    def commit(self, rows: CellRows, running: Versions) -> None:
+        """Make the last running values the state."""
+        for name, values in self.state.items():
+            values[rows.cells] = running[name][rows.ends]
+
+    @abstractmethod
+    def scan(self, rows: CellRows, values: Array, is_value: Bools) -> Versions:
+        """Running state after each row; ``values`` and ``is_value`` (counts in the aggregate) are in the order of ``rows``."""
+
+    @abstractmethod
+    def fold(self, reads: CellReads, running: Versions) -> Versions:
+        """Merged state of each query."""
+
+
+class CountRegister(Register):
+    """Number of rows that count."""
+
+    neutral: ClassVar = {"n": 0}
+
+    def scan(self, rows: CellRows, values: Array, is_value: Bools) -> Versions:
+        """Add one for each row that counts."""
+        del values
+        ones = is_value.astype(np.int64)
+        return {"n": scan(np.add, self.state["n"][rows.cells], ones, starts=rows.starts, lengths=rows.lengths)}
+
+    def fold(self, reads: CellReads, running: Versions) -> Versions:
+        """Add up."""
+        return {"n": _fold(np.add, reads, reads.take(self.state["n"], running.get("n")), 0)}
+
+
+class ReduceRegister(Register):
+    """Sum, smallest or largest: one numpy function and its neutral element, in int64 or float64.
+
+    Attributes:
+        peak: No integer sum of a cell has been further from 0 than this; what overflow is guarded by.
+    """
+
+    neutral: ClassVar = {"value": None}
+
+    def __init__(self, ufunc: np.ufunc, *, neutral: float, dtype: Any) -> None:
+        self._ufunc = ufunc
+        self._neutral = neutral
+        self.peak = 0
+        super().__init__({"value": dtype})
+
+    def _empty(self, name: str) -> Any:
+        del name
+        return self._neutral
+
+    def scan(self, rows: CellRows, values: Array, is_value: Bools) -> Versions:
+        """Take in each value that counts."""
+        state = self.state["value"]
+        # Adding 0 makes -0.0 0.0: which of two equal zeros came first must not show.
+        effective = np.where(is_value, values, self._neutral).astype(state.dtype, copy=False) + state.dtype.type(0)
+        running = scan(self._ufunc, state[rows.cells], effective, starts=rows.starts, lengths=rows.lengths)
+        return {"value": running}
+
+    def commit(self, rows: CellRows, running: Versions) -> None:
+        """Make the last running values the state, and note how far integer sums have come."""
+        super().commit(rows, running)
+        if self._ufunc is np.add and running["value"].dtype == np.int64:
+            self.note_peak(running["value"])
+
+    def note_peak(self, values: Array) -> None:
+        """Raise :attr:`peak` to the largest distance from 0 among these sums."""
+        if len(values):
+            self.peak = max(self.peak, int(values.max()), -int(values.min()))
+
+    def fold(self, reads: CellReads, running: Versions) -> Versions:
+        """Reduce the cells."""
+        values = reads.take(self.state["value"], running.get("value"))
+        return {"value": _fold(self._ufunc, reads, values, self._neutral)}
+
+
+class MomentsRegister(Register):
+    """Count, mean and sum of squared deviations.
+
+    Within a cell, sums of distances from the cell's first value (``shift``) and of their squares are kept, so that plain
+    sums do; cells are merged by Chan's formula (Chan, Golub, LeVeque 1979).
+    """
+
+    neutral: ClassVar = {"n": 0, "shift": 0.0, "sum": 0.0, "squares": 0.0}
+
+    def __init__(self) -> None:
+        super().__init__({"n": np.int64, "shift": np.float64, "sum": np.float64, "squares": np.float64})
+
+    def scan(self, rows: CellRows, values: Array, is_value: Bools) -> Versions:
+        """Take in each value that counts."""
+        state, shape = self.state, {"starts": rows.starts, "lengths": rows.lengths}
+        n_before = state["n"][rows.cells]
+        positions = np.where(is_value, np.arange(len(values)), len(values))
+        first = np.minimum.reduceat(positions, rows.starts) if len(rows.starts) else rows.starts
+        has_first = first <= rows.ends
+        shift = state["shift"][rows.cells]
+        is_new = (n_before == 0) & has_first
+        shift[is_new] = values[first[is_new]]
+        shifts = np.repeat(shift, rows.lengths)
+        distance = np.where(is_value, values - shifts, 0.0)
+        return {
+            "n": scan(np.add, n_before, is_value.astype(np.int64), **shape),
+            "shift": shifts,
+            "sum": scan(np.add, state["sum"][rows.cells], distance, **shape),
+            "squares": scan(np.add, state["squares"][rows.cells], distance * distance, **shape),
+        }
+
+    def fold(self, reads: CellReads, running: Versions) -> Versions:
+        """Merge the moments of the cells."""
+        part = {name: reads.take(values, running.get(name)) for name, values in self.state.items()}
+        n_part = part["n"]
+        divisor = np.maximum(n_part, 1)
+        mean_part = part["shift"] + part["sum"] / divisor
+        squares_part = np.maximum(part["squares"] - part["sum"] * part["sum"] / divisor, 0.0)
+        n, mean = np.zeros(reads.n_queries, dtype=np.int64), np.zeros(reads.n_queries)
+        squares = np.zeros(reads.n_queries)
+        for queries, at in reads.steps:
+            n_old, n_new = n[queries], n[queries] + n_part[at]
+            weight = n_part[at] / np.maximum(n_new, 1)
+            is_first = n_old == 0
+            delta = np.where(is_first | (n_part[at] == 0), 0.0, mean_part[at] - mean[queries])
+            mean[queries] = np.where(is_first, mean_part[at], mean[queries] + delta * weight)
+            squares[queries] += squares_part[at] + delta * delta * n_old * weight
+            n[queries] = n_new
+        return {"n": n, "mean": mean, "squares": squares}
+
+
+class EdgeRegister(Register):
+    """Value of the oldest or newest row by (event time, offset).
+
+    Rows come in offset order, so among equal event times the newest row is the one that came last, the oldest the one that
+    came first: offsets need not be kept.
+    """
+
+    neutral: ClassVar = {"time_us": None, "value": 0}
+
+    def __init__(self, *, is_last: bool, dtype: Any) -> None:
+        self._is_last = is_last
+        self._never = -(2**63) if is_last else 2**63 - 1
+        super().__init__({"time_us": np.int64, "value": dtype})
+
+    def _empty(self, name: str) -> Any:
+        return self._never if name == "time_us" else 0
+
+    def scan(self, rows: CellRows, values: Array, is_value: Bools) -> Versions:
+        """Let each row that counts replace an older (or newer) one."""
+        ufunc = np.maximum if self._is_last else np.minimum
+        times = np.where(is_value, rows.time_us, self._never)
+        before = self.state["time_us"][rows.cells]
+        running = scan(ufunc, before, times, starts=rows.starts, lengths=rows.lengths)
+        previous = np.concatenate([running[:1], running[:-1]])
+        previous[rows.starts] = before
+        replaces = is_value & (times >= previous if self._is_last else times < previous)
+        latest = np.maximum.accumulate(np.where(replaces, np.arange(len(values)), -1))
+        is_own = latest >= np.repeat(rows.starts, rows.lengths)
+        old = np.repeat(self.state["value"][rows.cells], rows.lengths)
+        return {"time_us": running, "value": np.where(is_own, values[latest], old)}
+
+    def fold(self, reads: CellReads, running: Versions) -> Versions:
+        """Take the newest (or oldest) cell that has a value; cells come in time order."""
+        times = reads.take(self.state["time_us"], running.get("time_us"))
+        values = reads.take(self.state["value"], running.get("value"))
+        has_value = np.zeros(reads.n_queries, dtype=np.bool_)
+        chosen = np.zeros(reads.n_queries, dtype=values.dtype)
+        for queries, at in reads.steps:
+            takes = times[at] != self._never
+            if not self._is_last:
+                takes &= ~has_value[queries]
+            chosen[queries[takes]] = values[at[takes]]
+            has_value[queries[takes]] = True
+        return {"has_value": has_value, "value": chosen}
+
+
+def _fold(ufunc: np.ufunc, reads: CellReads, values: Array, neutral: float) -> Array:
+    result = np.full(reads.n_queries, neutral, dtype=values.dtype)
+    for queries, at in reads.steps:
+        result[queries] = ufunc(result[queries], values[at])
+    return result

@@ -1,0 +1,185 @@
+"""Window features of all keys, in columns: aggregates by cell, and the cells of each window."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from streams.windowing.accumulator import fits_int64
+from streams.windowing.bank import BankRows, CellBank
+from streams.windowing.columns import BatchColumns, Pools
+from streams.windowing.pane import Panes
+from streams.windowing.plan import Plan, PlannedFeature, Scope
+from streams.windowing.register import CellReads, CellRows
+from streams.windowing.segment import Bools, Ints, expand, find_segments, newest_until, stable_argsort
+from streams.windowing.tile import TilePool
+
+_READS_AT_ONCE: Final = 1 << 21
+
+
+@dataclass(frozen=True)
+class WindowRows:
+    """A batch taken in but not yet part of the state.
+
+    Attributes:
+        rows: Its rows by cell.
+        aggregates: Running aggregates.
+        is_new: ``(n_cells of the pool,)`` cells that the batch brought.
+    """
+
+    rows: CellRows
+    aggregates: BankRows
+    is_new: Bools
+
+    @property
+    def heads(self) -> Ints:
+        """Position in the batch of each cell's first row."""
+        return self.rows.order[self.rows.starts]
+
+
+class WindowColumns:
+    """State of the window features of a sliding view."""
+
+    def __init__(self, plan: Plan, *, pools: Pools) -> None:
+        self._plan = plan
+        self.features = [f for f in plan.features if f.scope is Scope.WINDOW]
+        self.tiles = TilePool()
+        self.bank = CellBank(self.features, pools=pools)
+        self._segment_of_cell: Ints = np.empty(0, dtype=np.int64)
+
+    def ends(self, tile: Ints) -> tuple[Ints, Ints]:
+        """First and last window end that holds each tile."""
+        per_slide = self._plan.tiles_per_slide
+        return tile // per_slide + 1, (tile + self._plan.max_tiles) // per_slide
+
+    def scan(self, columns: BatchColumns, *, place: Ints, ids: Ints, tile: Ints, time_us: Ints) -> WindowRows:
+        """Take in a batch.
+
+        Args:
+            columns: Its columns.
+            place: Position of each row's key in ``ids``.
+            ids: Distinct keys of the batch.
+            tile: Tile of each row.
+            time_us: Event time of each row.
+        """
+        low = int(tile.min())
+        order = stable_argsort(tile - low, int(tile.max()) - low + 1)
+        order = order[stable_argsort(place[order], len(ids))]
+        starts, lengths = find_segments(place[order], tile[order])
+        heads = order[starts]
+        cells, new = self.tiles.find_or_add(ids[place[heads]], tile[heads])
+        self._grow()
+        self.bank.reset(cells[new])
+        is_new = np.zeros(self.tiles.capacity, dtype=np.bool_)
+        is_new[cells[new]] = True
+        rows = CellRows(order, starts, lengths, cells, time_us[order])
+        return WindowRows(rows, self.bank.scan(columns, rows), is_new)
+
+    def _grow(self) -> None:
+        if self.tiles.capacity > len(self._segment_of_cell):
+            self.bank.grow(self.tiles.capacity)
+            self._segment_of_cell = np.full(self.tiles.capacity, -1, dtype=np.int64)
+
+    def commit(self, batch: WindowRows) -> None:
+        """Make a batch part of the state."""
+        self.bank.commit(batch.aggregates)
+
+    def drop_before(self, tile: int) -> None:
+        """Drop all tiles before ``tile``."""
+        if len(self.tiles.drop_before(tile)):
+            self.bank.drop(self.tiles.is_live)
+
+    def read(self, panes: Panes, as_of: Ints, *, n_keys: int, batch: WindowRows | None) -> dict[str, pa.Array]:
+        """Value of each window feature for each pane, as of a row of the batch (-1: before it)."""
+        if not self.features:
+            return {}
+        is_asked = np.zeros(n_keys + 1, dtype=np.bool_)
+        is_asked[panes.key] = True
+        index = self.tiles.index(np.flatnonzero(is_asked))
+        place = (np.cumsum(is_asked) - 1)[panes.key]
+        rows = None if batch is None else batch.rows
+        if rows is not None:
+            self._segment_of_cell[rows.cells] = np.arange(len(rows.cells))
+        values: dict[str, pa.Array] = {}
+        stop = panes.end * self._plan.tiles_per_slide
+        for size in sorted({f.n_tiles for f in self.features}):
+            members = [f for f in self.features if f.n_tiles == size]
+            low, high = index.window(place, stop - size, stop)
+            parts: list[dict[str, pa.Array]] = []
+            for chunk in _chunks(high - low):
+                lengths = (high - low)[chunk]
+                owner, within = expand(lengths)
+                cells = index.cells[low[chunk][owner] + within]
+                versions = self._versions(cells, as_of[chunk][owner], rows)
+                reads = CellReads(cells, versions, np.cumsum(lengths) - lengths, lengths)
+                parts.append(self.bank.read(members, reads, batch.aggregates if batch else None))
+            values |= {f.name: pa.concat_arrays([part[f.name] for part in parts]) for f in members}
+        if rows is not None:
+            self._segment_of_cell[rows.cells] = -1
+        return values
+
+    def _versions(self, cells: Ints, as_of: Ints, rows: CellRows | None) -> Ints:
+        """Row of ``CellRows`` as of which each cell is to be read, -1 for the state before the batch."""
+        versions = np.full(len(cells), -1, dtype=np.int64)
+        if rows is not None:
+            segment = self._segment_of_cell[cells]
+            touched = np.flatnonzero(segment >= 0)
+            versions[touched] = newest_until(segment[touched], as_of[touched], rows.order, rows.starts, rows.lengths)
+        return versions
+
+    def sum_bound(self, feature: PlannedFeature) -> int:
+        """No window's sum is further from 0 than this."""
+        return self.bank.sum_peak(feature) * self._plan.max_tiles
+
+    def overflowing(
+        self, key: int, tile: int, *, ends: tuple[int, int], value_of: Callable[[PlannedFeature], int | None]
+    ) -> str | None:
+        """Name the integer sum that a row would take out of int64 in one of the windows ``ends``, if any.
+
+        What stands in a window was checked when it came, so its sum is right even where those of its cells wrapped.
+        """
+        index = self.tiles.index(np.array([key]))
+        stop = np.arange(ends[0], ends[1] + 1) * self._plan.tiles_per_slide
+        place = np.zeros(len(stop), dtype=np.int64)
+        for feature in self.features:
+            value = value_of(feature) if feature.is_integer_sum else None
+            if value is None:
+                continue
+            register = self.bank.registers["sum", feature.column, feature.filter_index]
+            sums = np.concatenate([[0], np.cumsum(register.state["value"][index.cells])])
+            low, high = index.window(place, stop - feature.n_tiles, stop)
+            windows = (sums[high] - sums[low])[stop - feature.n_tiles <= tile]
+            if not all(fits_int64(total + value) for total in windows.tolist()):
+                return feature.name
+        return None
+
+    def to_tables(self, row_of_key: Ints) -> dict[str, pa.Table]:
+        """State as tables; keys are named by ``row_of_key``."""
+        cells = self.tiles.live_cells()
+        cells = cells[np.lexsort((self.tiles.tile[cells], row_of_key[self.tiles.key[cells]]))]
+        owners = {"key": pa.array(row_of_key[self.tiles.key[cells]]), "tile": pa.array(self.tiles.tile[cells])}
+        return self.bank.to_tables(cells, name="tiles", owners=owners)
+
+    def from_tables(self, tables: dict[str, pa.Table], ids: Ints) -> None:
+        """Take over a state; the key named ``i`` has the number ``ids[i]``."""
+        table = tables["tiles"]
+        self.tiles.grow_keys(int(ids.max(initial=-1)) + 1)
+        keys, tile = ids[table.column("key").to_numpy()], table.column("tile").to_numpy()
+        cells, _ = self.tiles.find_or_add(keys, tile)
+        self._grow()
+        self.bank.from_tables(tables, cells, name="tiles")
+
+
+def _chunks(lengths: Ints) -> Iterable[slice]:
+    """Cut queries so that no part reads more than a bounded number of cells at once."""
+    ends = np.cumsum(lengths)
+    start = 0
+    while start < len(lengths):
+        before = int(ends[start - 1]) if start else 0
+        stop = max(start + 1, int(np.searchsorted(ends, before + _READS_AT_ONCE, side="right")))
+        yield slice(start, stop)
+        start = stop
+    if not len(lengths):
+        yield slice(0, 0)

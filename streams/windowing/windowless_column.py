@@ -1,0 +1,271 @@
+"""Last-N and lifetime features of all keys, in columns.
+
+The state of a key is alive under a watermark while ``newest event time + state_ttl`` is past it. A row that finds it dead
+begins anew; a row of output that finds it dead shows it empty.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from streams.windowing.accumulator import fits_int64
+from streams.windowing.bank import BankRows, CellBank
+from streams.windowing.columns import BatchColumns, Pools, dtype_of
+from streams.windowing.newest import KeyRows, Layout, NewestRows
+from streams.windowing.newest_aggregate import aggregate_newest
+from streams.windowing.plan import Plan, PlannedFeature, Scope
+from streams.windowing.register import CellReads, CellRows
+from streams.windowing.segment import Array, Bools, Ints, scan
+
+NEVER_US: Final = -(2**62)
+_NONE: Final = -1
+
+
+@dataclass(frozen=True)
+class WindowlessRows:
+    """A batch taken in but not yet part of the state.
+
+    Attributes:
+        rows: Its rows by key.
+        newest_us: Newest event time of the key as of each row.
+        cell: Lifetime cell as of each row.
+        lifetime: The lifetime aggregates.
+        layouts: The last-N rows, for each group of features.
+        dead_cells: Lifetime cells that a later one replaces.
+    """
+
+    rows: KeyRows
+    newest_us: Ints
+    cell: Ints
+    lifetime: BankRows | None
+    layouts: list[Layout]
+    dead_cells: Ints
+
+
+class WindowlessColumns:
+    """State of the windowless features of a view."""
+
+    def __init__(self, plan: Plan, *, pools: Pools) -> None:
+        self._pools = pools
+        self._ttl_us = plan.view.state_ttl_us
+        self._lifetime = [f for f in plan.features if f.scope is Scope.LIFETIME]
+        last = [f for f in plan.features if f.scope is Scope.LAST]
+        self.is_empty = not last and not self._lifetime
+        self.newest_us = np.empty(0, dtype=np.int64)
+        self.cell_of = np.empty(0, dtype=np.int64)
+        self.bank = CellBank(self._lifetime, pools=pools)
+        self.n_cells = 0
+        self.free_cells = np.empty(0, dtype=np.int64)
+        self._value_peaks = {f.name: 0 for f in last if f.is_integer_sum}
+        self.groups: list[NewestRows] = []
+        self._members: list[list[PlannedFeature]] = []
+        for filter_index, size in dict.fromkeys((f.filter_index, f.last) for f in last):
+            members = [f for f in last if (f.filter_index, f.last) == (filter_index, size)]
+            dtypes = {f.column: dtype_of(f.input_type) or np.int64 for f in members if f.column is not None}
+            self.groups.append(NewestRows(size=size, filter_index=filter_index, dtypes=dtypes))
+            self._members.append(members)
+
+    def grow(self, n_keys: int) -> None:
+        """Make room for keys below ``n_keys``."""
+        if self.is_empty or n_keys <= len(self.newest_us):
+            return
+        size = max(n_keys, 2 * len(self.newest_us), 64)
+        more = size - len(self.newest_us)
+        self.newest_us = np.concatenate([self.newest_us, np.full(more, NEVER_US, dtype=np.int64)])
+        self.cell_of = np.concatenate([self.cell_of, np.full(more, _NONE, dtype=np.int64)])
+        for group in self.groups:
+            group.grow(size)
+
+    def is_alive(self, newest_us: Ints, watermark_us: Ints | int) -> Bools:
+        """Tell whether state with this newest event time still counts."""
+        alive: Bools = (newest_us != NEVER_US) & (newest_us + self._ttl_us > watermark_us)
+        return alive
+
+    def release(self, keys: Ints) -> None:
+        """Forget keys whose state is dead."""
+        if self.is_empty:
+            return
+        self.newest_us[keys] = NEVER_US
+        cells = self.cell_of[keys]
+        self._free(cells[cells != _NONE])
+        self.cell_of[keys] = _NONE
+        for group in self.groups:
+            group.reset(keys)
+
+    def scan(self, columns: BatchColumns, rows: KeyRows, *, watermark_us: Ints) -> WindowlessRows:
+        """Take in a batch; ``watermark_us`` is what each row (in the order of ``rows``) was judged against."""
+        base = self.newest_us[rows.keys]
+        newest = scan(np.maximum, base, rows.time_us, starts=rows.starts, lengths=rows.lengths)
+        before = np.concatenate([newest[:1], newest[:-1]])
+        before[rows.starts] = base
+        is_reset = ~self.is_alive(before, watermark_us)
+        lifetime, cell, dead = None, np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
+        if self._lifetime:
+            lifetime, cell, dead = self._scan_lifetime(columns, rows, is_reset)
+        layouts = [group.scan(columns, rows, is_reset) for group in self.groups]
+        return WindowlessRows(rows, newest, cell, lifetime, layouts, dead)
+
+    def _scan_lifetime(self, columns: BatchColumns, rows: KeyRows, is_reset: Bools) -> tuple[BankRows, Ints, Ints]:
+        is_start = is_reset.copy()
+        is_start[rows.starts] = True
+        starts = np.flatnonzero(is_start)
+        lengths = np.diff(np.append(starts, len(rows.order)))
+        keys = np.repeat(rows.keys, rows.lengths)[starts]
+        is_new = is_reset[starts]
+        cells = self.cell_of[keys]
+        dead = cells[is_new & (cells != _NONE)]
+        cells[is_new] = self._allocate(int(is_new.sum()))
+        cell_rows = CellRows(rows.order, starts, lengths, cells, rows.time_us)
+        last_cell = np.zeros(len(starts), dtype=np.bool_)
+        last_cell[np.append(np.flatnonzero(np.diff(keys)), len(keys) - 1)] = True
+        return self.bank.scan(columns, cell_rows), np.repeat(cells, lengths), np.union1d(dead, cells[~last_cell])
+
+    def _allocate(self, n_cells: int) -> Ints:
+        if n_cells > len(self.free_cells):
+            size = max(64, 2 * self.n_cells, self.n_cells + n_cells)
+            self.free_cells = np.concatenate([self.free_cells, np.arange(self.n_cells, size)])
+            self.n_cells = size
+            self.bank.grow(size)
+        cells, self.free_cells = self.free_cells[:n_cells], self.free_cells[n_cells:]
+        self.bank.reset(cells)
+        return cells
+
+    def _free(self, cells: Ints) -> None:
+        if len(cells):
+            is_live = np.ones(self.n_cells, dtype=np.bool_)
+            is_live[cells] = False
+            self.bank.drop(is_live)
+            self.free_cells = np.concatenate([self.free_cells, cells])
+
+    def commit(self, batch: WindowlessRows) -> None:
+        """Make a batch part of the state."""
+        rows = batch.rows
+        last = rows.last
+        self.newest_us[rows.keys] = batch.newest_us[last]
+        if batch.lifetime is not None:
+            self.bank.commit(batch.lifetime)
+            self.cell_of[rows.keys] = batch.cell[last]
+            self._free(batch.dead_cells)
+        for group, layout in zip(self.groups, batch.layouts, strict=True):
+            group.commit(rows, layout)
+
+    def read(
+        self, keys: Ints, versions: Ints, *, watermark_us: Ints, batch: WindowlessRows | None
+    ) -> dict[str, pa.Array]:
+        """Value of each windowless feature for each query.
+
+        Args:
+            keys: Key of each query.
+            versions: Row of ``KeyRows`` as of which it is read, -1 for the state.
+            watermark_us: Watermark under which it is read.
+            batch: The batch the versions are of.
+        """
+        if self.is_empty:
+            return {}
+        newest, cells = self.newest_us[keys], self.cell_of[keys]
+        in_batch = np.flatnonzero(versions >= 0)
+        if batch is not None and len(in_batch):
+            newest[in_batch] = batch.newest_us[versions[in_batch]]
+            if batch.lifetime is not None:
+                cells[in_batch] = batch.cell[versions[in_batch]]
+        is_alive = self.is_alive(newest, watermark_us)
+        values: dict[str, pa.Array] = {}
+        if self._lifetime:
+            values |= self._read_lifetime(cells, versions, is_alive, batch)
+        for position, (group, members) in enumerate(zip(self.groups, self._members, strict=True)):
+            newest_rows = group.read(keys, versions, batch.layouts[position] if batch else None)
+            newest_rows.n_kept[~is_alive] = 0
+            for valid in newest_rows.valid.values():
+                valid[~is_alive] = False
+            values |= {f.name: aggregate_newest(f, newest_rows, pools=self._pools) for f in members}
+        return values
+
+    def _read_lifetime(
+        self, cells: Ints, versions: Ints, is_alive: Bools, batch: WindowlessRows | None
+    ) -> dict[str, pa.Array]:
+        has_cell = is_alive & (cells != _NONE)
+        lengths = has_cell.astype(np.int64)
+        starts = np.cumsum(lengths) - lengths
+        reads = CellReads(cells[has_cell], versions[has_cell], starts, lengths)
+        return self.bank.read(self._lifetime, reads, batch.lifetime if batch else None)
+
+    def sum_bound(self, feature: PlannedFeature, largest: int) -> int:
+        """No sum of this feature is further from 0 than this, when no value is further than ``largest``."""
+        if feature.scope is Scope.LIFETIME:
+            return self.bank.sum_peak(feature)
+        return max(self._value_peaks[feature.name], largest) * feature.last
+
+    def note_largest(self, feature: PlannedFeature, largest: int) -> None:
+        """Remember how far from 0 values come."""
+        if feature.name in self._value_peaks:
+            self._value_peaks[feature.name] = max(self._value_peaks[feature.name], largest)
+
+    def overflowing(
+        self, key: int, order: tuple[int, int], *, watermark_us: int, value_of: Callable[[PlannedFeature], int | None]
+    ) -> str | None:
+        """Name the integer sum that a row would take out of int64, if any."""
+        if self.is_empty or not self.is_alive(self.newest_us[key], watermark_us):
+            return None
+        for feature in self._lifetime:
+            value = value_of(feature) if feature.is_integer_sum else None
+            if value is not None:
+                register = self.bank.registers["sum", feature.column, feature.filter_index]
+                if not fits_int64(int(register.state["value"][self.cell_of[key]]) + value):
+                    return feature.name
+        for group, members in zip(self.groups, self._members, strict=True):
+            kept = range(int(group.n_kept[key]))
+            times = [(int(group.time_us[key, at]), int(group.offset[key, at]), at) for at in kept]
+            chosen = sorted([*times, (*order, -1)])[-group.size :]
+            for feature in members:
+                value = value_of(feature) if feature.is_integer_sum else None
+                if value is not None and feature.column is not None:
+                    values, valid = group.columns[feature.column][key], group.valid[feature.column][key]
+                    total = sum(value if at < 0 else int(values[at]) * bool(valid[at]) for *_, at in chosen)
+                    if not fits_int64(total):
+                        return feature.name
+        return None
+
+    def to_tables(self, ids: Ints) -> dict[str, pa.Table]:
+        """State as tables; keys are named by their position in ``ids``."""
+        if self.is_empty:
+            return {}
+        cells = self.cell_of[ids]
+        rows = np.flatnonzero(cells != _NONE)
+        tables = self.bank.to_tables(cells[rows], name="lifetime", owners={"key": pa.array(rows)})
+        peaks = {name: str(peak) for name, peak in self._value_peaks.items()}
+        tables["newest_us"] = pa.table({"newest_us": pa.array(self.newest_us[ids])}).replace_schema_metadata(peaks)
+        for number, group in enumerate(self.groups):
+            tables[f"last.{number}"] = group.to_table(ids)
+        return tables
+
+    def from_tables(self, tables: dict[str, pa.Table], ids: Ints) -> None:
+        """Take over a state."""
+        if self.is_empty:
+            return
+        self.grow(int(ids.max(initial=-1)) + 1)
+        table = tables["newest_us"]
+        self.newest_us[ids] = table.column("newest_us").to_numpy()
+        self._value_peaks |= {key.decode(): int(value) for key, value in (table.schema.metadata or {}).items()}
+        rows = tables["lifetime"].column("key").to_numpy()
+        self.cell_of[ids[rows]] = self._allocate(len(rows))
+        self.bank.from_tables(tables, self.cell_of[ids[rows]], name="lifetime")
+        for number, group in enumerate(self.groups):
+            group.from_table(tables[f"last.{number}"], ids)
+
+    def used_codes(self, column: str) -> list[Array]:
+        """Codes of a column's pool that the state holds."""
+        kept = [g.columns[column][g.valid[column]] for g in self.groups if column in g.columns]
+        return [*(kept if self._pools.is_coded(column) else []), *self.bank.used_codes(column)]
+
+    def recode(self, column: str, mapping: Ints) -> None:
+        """Replace the codes of a column's pool."""
+        self.bank.recode(column, mapping)
+        if self._pools.is_coded(column):
+            for group in self.groups:
+                if column in group.columns:
+                    values, valid = group.columns[column], group.valid[column]
+                    values[valid] = mapping[values[valid]]
+                    values[~valid] = 0
