@@ -157,10 +157,13 @@ async def test_only_as_of_rows_of_the_pinned_definition_are_scored_and_the_other
 
 async def test_nothing_is_asked_of_anyone_where_no_row_is_to_be_scored():
     reader, model = FakeReader(), FakeModel()
-    scored = await make_scorer(reader=reader, model=model).score(make_triggers({"pane": "LATE"}), now_us=NOW_US)
+    scorer = make_scorer(reader=reader, model=model)
 
-    assert scored.scores.num_rows == 0
-    assert scored.scores.schema == score_row_schema(make_spec())
+    for triggers in (make_triggers({"pane": "LATE"}), make_triggers()):
+        scored = await scorer.score(triggers, now_us=NOW_US)
+        assert (scored.scores.num_rows, scored.dead_letters.num_rows) == (0, 0)
+        assert scored.scores.schema == score_row_schema(make_spec())
+        assert encode_scores(scored.scores) == []
     assert (reader.calls, model.batches) == ([], [])
 
 
