@@ -1,8 +1,12 @@
 """The application that the command line runs: a Python module that defines views and models."""
 
 import importlib
+import importlib.util
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
 
 from schemas.errors import ConfigError
 from schemas.model import ModelSpec
@@ -36,21 +40,19 @@ class Application:
 
 
 def load_application(module: str) -> Application:
-    """Import a module and take its ``VIEWS`` and ``MODELS``.
+    """Import a module and take its ``VIEWS`` and ``MODELS``; without VIEWS, every view that stands in it by a name.
+
+    Args:
+        module: Name of a module on the Python path or in the working directory, or path of a ``.py`` file.
 
     Raises:
         ConfigError: It cannot be imported, defines no views, or a model reads a view that is not as it pins it.
     """
-    try:
-        loaded = importlib.import_module(module)
-    except ModuleNotFoundError as exc:
-        msg = (
-            f"application {module!r} cannot be imported: {exc}; expected a module on the Python path that defines VIEWS"
-        )
-        raise ConfigError(msg) from exc
-    views = list(getattr(loaded, "VIEWS", ()))
+    loaded = _import(module)
+    standing = [value for value in vars(loaded).values() if isinstance(value, FeatureView)]
+    views = list(getattr(loaded, "VIEWS", standing))
     if not views or not all(isinstance(view, FeatureView) for view in views):
-        msg = f"application {module!r} has VIEWS = {views!r}, expected a list of FeatureView"
+        msg = f"application {module!r} defines views {views!r}, expected at least one FeatureView, or a list of them in VIEWS"
         raise ConfigError(msg)
     by_name = {view.name: view for view in views}
     if len(by_name) != len(views):
@@ -60,3 +62,20 @@ def load_application(module: str) -> Application:
     for model in models.values():
         model.check_views(by_name)
     return Application(module=module, views=by_name, models=models)
+
+
+def _import(module: str) -> ModuleType:
+    try:
+        if module.endswith(".py"):
+            spec = importlib.util.spec_from_file_location(Path(module).stem, module)
+            if spec is None or spec.loader is None:
+                raise ModuleNotFoundError(module)
+            loaded = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(loaded)
+            return loaded
+        if (here := str(Path.cwd())) not in sys.path:
+            sys.path.insert(0, here)
+        return importlib.import_module(module)
+    except (ModuleNotFoundError, FileNotFoundError) as exc:
+        msg = f"application {module!r} cannot be imported: {exc}; expected a module in the working directory or on the Python path"
+        raise ConfigError(msg) from exc
