@@ -1,10 +1,10 @@
 """The N newest rows of each key by (event time, offset), in columns.
 
-A batch lays out, key by key, the rows kept so far followed by the new ones. Where rows came in order, which is nearly
-always, the N newest as of any row are a slice of that layout. Keys with a row out of order are gone through row by row.
+A batch lays out, key by key, the rows kept so far followed by the new ones. Where a key's rows came in order, the N newest
+as of any row are a slice of that layout. Where not, the places of the N newest are listed for each row: side by side, the
+first new row of all such keys, then the second …; a key with many rows, or one that begins anew, by itself.
 """
 
-from bisect import insort
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -12,7 +12,8 @@ import numpy as np
 import pyarrow as pa
 
 from streams.windowing.columns import BatchColumns
-from streams.windowing.segment import Array, Bools, Ints, expand, find_segments
+from streams.windowing.newest_order import LONG, LaidKeys, NewestLists
+from streams.windowing.segment import Array, Bools, Ints, expand, find_segments, search
 
 
 @dataclass(frozen=True)
@@ -50,8 +51,8 @@ class Layout:
         time_us, offset, columns, valid: The rows.
         first: Where the N newest as of each row of ``KeyRows`` begin; meaningless for keys out of order.
         n_kept: How many they are.
-        listed: Their places for rows of keys that are out of order, by row of ``KeyRows``, -1 beyond ``n_kept``.
-        is_listed: Which rows those are.
+        list_row: Row of ``listed`` for rows of keys that are out of order, else -1.
+        listed: The places of the newest rows, ascending.
     """
 
     starts: Ints
@@ -61,8 +62,8 @@ class Layout:
     valid: dict[str, Bools]
     first: Ints
     n_kept: Ints
+    list_row: Ints
     listed: Ints
-    is_listed: Bools
 
 
 @dataclass(frozen=True)
@@ -151,22 +152,19 @@ class NewestRows:
 
         time_us, offset = laid(self.time_us, rows.time_us[passes]), laid(self.offset, rows.offset[passes])
         n_versions = n_before[owner] + n_passed
-        key_of = np.repeat(np.arange(len(rows.keys)), lengths)
-        is_disordered = np.zeros(len(rows.keys), dtype=np.bool_)
-        goes_back = (time_us[1:] < time_us[:-1]) & (key_of[1:] == key_of[:-1])
-        is_disordered[key_of[1:][goes_back]] = True
-        is_later = np.ones(len(owner), dtype=np.bool_)
-        is_later[rows.starts] = False
-        is_disordered[owner[is_reset & is_later]] = True
-        is_listed = is_disordered[owner]
         n_kept = np.minimum(n_versions, self.size)
-        listed = np.full((int(is_listed.sum()), self.size), -1, dtype=np.int64)
-        if len(listed):
-            places = np.full(len(owner), -1, dtype=np.int64)
-            places[passes] = new_at
-            n_kept[is_listed] = self._list_rows(
-                rows, is_reset, is_disordered, starts, n_before, places, time_us, offset, listed
+        lists = NewestLists(self.size, n_rows=len(owner))
+        disordered, restarted = self._find_disordered(rows, is_reset, time_us, lengths)
+        if len(disordered) or len(restarted):
+            is_long = n_new[disordered] > LONG
+            place_of = np.full(len(owner), -1, dtype=np.int64)
+            place_of[passes] = new_at
+            laid_keys = LaidKeys(
+                rows.starts, rows.lengths, starts, n_before, n_new, n_passed, place_of, time_us, offset
             )
+            lists.add_side_by_side(disordered[~is_long], laid_keys)
+            for key in np.union1d(disordered[is_long], restarted).tolist():
+                lists.add_alone(key, laid_keys, is_reset=is_reset, n_kept=n_kept)
         return Layout(
             starts=starts,
             time_us=time_us,
@@ -175,38 +173,20 @@ class NewestRows:
             valid={c: laid(kept, columns.values(c)[1][new_rows]) for c, kept in self.valid.items()},
             first=starts[owner] + np.maximum(n_versions - self.size, 0),
             n_kept=n_kept,
-            listed=listed,
-            is_listed=is_listed,
+            list_row=lists.list_row,
+            listed=lists.listed(),
         )
 
-    def _list_rows(
-        self,
-        rows: KeyRows,
-        is_reset: Bools,
-        is_disordered: Bools,
-        starts: Ints,
-        n_before: Ints,
-        places: Ints,
-        time_us: Ints,
-        offset: Ints,
-        listed: Ints,
-    ) -> list[int]:
-        """Go through the keys out of order row by row: where a row belongs depends on all before it (1 us a row)."""
-        counts: list[int] = []
-        for key in np.flatnonzero(is_disordered).tolist():
-            kept = [(int(time_us[at]), int(offset[at]), at) for at in range(starts[key], starts[key] + n_before[key])]
-            first = int(rows.starts[key])
-            for row in range(first, first + int(rows.lengths[key])):
-                if is_reset[row] and row > first:
-                    kept = []
-                at = int(places[row])
-                if at >= 0:
-                    insort(kept, (int(time_us[at]), int(offset[at]), at))
-                    if len(kept) > self.size:
-                        kept.pop(0)
-                listed[len(counts), : len(kept)] = [place for *_, place in kept]
-                counts.append(len(kept))
-        return counts
+    def _find_disordered(self, rows: KeyRows, is_reset: Bools, time_us: Ints, lengths: Ints) -> tuple[Ints, Ints]:
+        """Keys with a row out of order, and apart from those the keys that begin anew after their first row."""
+        key_of = np.repeat(np.arange(len(rows.keys)), lengths)
+        is_disordered = np.zeros(len(rows.keys), dtype=np.bool_)
+        is_disordered[key_of[1:][(time_us[1:] < time_us[:-1]) & (key_of[1:] == key_of[:-1])]] = True
+        is_restarted = np.zeros(len(rows.keys), dtype=np.bool_)
+        later = is_reset.copy()
+        later[rows.starts] = False
+        is_restarted[search(rows.starts, np.flatnonzero(later), side="right") - 1] = True
+        return np.flatnonzero(is_disordered & ~is_restarted), np.flatnonzero(is_restarted)
 
     def read(self, keys: Ints, versions: Ints, layout: Layout | None) -> NewestValues:
         """Newest rows of each key, as of a row of ``KeyRows`` or (-1) of the state."""
@@ -233,10 +213,10 @@ class NewestRows:
 
     def _places(self, layout: Layout, rows: Ints) -> Ints:
         places: Ints = layout.first[rows][:, None] + np.arange(self.size)
-        if layout.is_listed.any():
-            list_row = np.cumsum(layout.is_listed) - 1
-            is_listed = layout.is_listed[rows]
-            places[is_listed] = layout.listed[list_row[rows[is_listed]]]
+        if len(layout.listed):
+            list_row = layout.list_row[rows]
+            is_listed = list_row >= 0
+            places[is_listed] = layout.listed[list_row[is_listed]]
         return np.clip(places, 0, max(len(layout.time_us) - 1, 0))
 
     def commit(self, rows: KeyRows, layout: Layout) -> None:

@@ -1,5 +1,7 @@
 """Aggregations over the N newest rows: a matrix of queries by rows, oldest first."""
 
+from typing import Final
+
 import numpy as np
 import pyarrow as pa
 
@@ -9,6 +11,8 @@ from streams.windowing.newest import NewestValues
 from streams.windowing.plan import PlannedFeature
 from streams.windowing.segment import Array, Bools, Ints, find_segments
 from streams.windowing.tally import entropy_bits
+
+_FEW: Final = 6
 
 
 def aggregate_newest(feature: PlannedFeature, newest: NewestValues, *, pools: Pools) -> pa.Array:
@@ -87,6 +91,21 @@ def _extreme(values: Array, valid: Bools, feature: PlannedFeature, *, pools: Poo
 
 
 def _by_value(values: Array, valid: Bools, feature: PlannedFeature) -> pa.Array:
+    if values.shape[1] <= _FEW:
+        # Comparing each with each beats sorting while they are few.
+        alike = np.zeros(values.shape, dtype=np.int64)
+        is_first = valid.copy()
+        for one in range(values.shape[1]):
+            for other in range(values.shape[1]):
+                same = valid[:, one] & valid[:, other] & (values[:, one] == values[:, other])
+                alike[:, one] += same
+                if other < one:
+                    is_first[:, one] &= ~same
+        if feature.function == "distinct":
+            return number_to_arrow(is_first.sum(axis=1), None, feature.result_type)
+        query, at = np.nonzero(is_first)
+        bits = entropy_bits(query, alike[query, at], len(values), decimals=ENTROPY_DECIMALS)
+        return number_to_arrow(*bits, feature.result_type)
     query, at = np.nonzero(valid)
     flat = values[query, at]
     order = np.lexsort((flat, query))
