@@ -7,9 +7,10 @@ that it must look at.
 """
 
 import io
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import orjson
@@ -21,6 +22,12 @@ from numpy.typing import NDArray
 from schemas.contract import Contract
 from schemas.row import INPUT_COLUMNS, PRODUCED_TIME_HEADER, REJECTED_COLUMNS, REQUEST_ID_HEADER, Reason
 from streams.batch import RawBatch
+
+_DIFFERS: Final = re.compile(r"[\\.]|\(\?|\[:|\{\d{4}")
+"""Patterns with these may mean one thing to Python and another to Arrow: classes, dots, look-around, long repeats."""
+_NOT_A_NUMBER: Final = re.compile(rb"[:\[,]\s*-?(NaN|Inf)")
+_EXACT_FLOAT: Final = 2.0**53
+_MAX_DEPTH: Final = 1_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,27 +101,39 @@ def _is_plain(value: bytes | None, contract: Contract) -> bool:
         document = orjson.loads(value or b"")
     except orjson.JSONDecodeError:
         return False
-    if type(document) is not dict or not (value or b"").startswith(b"{") or b"\n" in (value or b""):
+    if type(document) is not dict or not _is_one_line(value or b""):
         return False
     get = document.get
     return all((found := get(name)) is None or type(found) in types for name, types in contract.python_types.items())
 
 
+def _is_one_line(value: bytes) -> bool:
+    """Tell whether a payload is so bracketed that lines of such are as many objects, or more, or none that parse."""
+    if not value.startswith(b"{") or not value.endswith(b"}") or b"\n" in value:
+        return False
+    # The row parser refuses what nests deeper than this, the batch reader does not.
+    return len(value) <= _MAX_DEPTH or value.count(b"[") + value.count(b"{") <= _MAX_DEPTH
+
+
 def _decode_together(values: Sequence[bytes | None], contract: Contract) -> pa.Table | None:
     """Read payloads at once; None when that cannot be done faithfully."""
-    if not values or any(value is None or not value.startswith(b"{") or b"\n" in value for value in values):
+    if not values or not all(value is not None and _is_one_line(value) for value in values):
         return None
     options = pyarrow.json.ParseOptions(explicit_schema=contract.arrow_schema, unexpected_field_behavior="ignore")
     payload = b"\n".join(value for value in values if value is not None)
+    # The reader takes numbers that JSON has not, and anything for text where it need not look.
+    if (b"NaN" in payload or b"Inf" in payload) and _NOT_A_NUMBER.search(payload):
+        return None
     try:
+        payload.decode()
         # One block for all rows: Arrow splits blocks at newlines, and a row must not be longer than one.
         columns = pyarrow.json.read_json(
             io.BytesIO(payload),
             read_options=pyarrow.json.ReadOptions(use_threads=False, block_size=len(payload) + 1),
             parse_options=options,
         ).select(contract.arrow_schema.names)
-        columns.validate(full=True)  # the reader itself lets invalid UTF-8 pass
-    except pa.ArrowInvalid:
+        columns.validate(full=True)
+    except (pa.ArrowInvalid, UnicodeDecodeError):
         return None
     return columns if columns.num_rows == len(values) else None
 
@@ -127,29 +146,20 @@ def _suspect_rows(
     # An absent field and a null both read as null; only a payload with the word in it can hold a forbidden one.
     says_null = pa.array([value is not None and b"null" in value for value in values])
     for name, field in contract.fields.items():
-        column = columns.column(name)
-        checks = []
+        column = columns.column(name).combine_chunks()
+        checks = _broken_rules(column, field)
         if column.null_count and name in contract.required:
             checks.append(pc.is_null(column))
         elif column.null_count and not contract.is_nullable(name):
             checks.append(pc.and_(pc.is_null(column), says_null))
-        checks.extend(_broken_rules(column, field))
-        if pa.types.is_floating(column.type):
-            checks.append(pc.invert(pc.is_finite(column)))  # the reader takes NaN and Infinity, which JSON has not
-        if pa.types.is_list(column.type):
-            checks.append(_has_null_item(column))
         for check in checks:
             found = pc.fill_null(check, False)
             suspects = found if suspects is None else pc.or_(suspects, found)
     return suspects if suspects is not None and pc.any(suspects).as_py() else None
 
 
-def _has_null_item(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    parents = pc.list_parent_indices(column).filter(pc.is_null(pc.list_flatten(column)))
-    return pa.chunked_array([pc.is_in(pa.array(range(len(column)), pa.int64()), value_set=pc.unique(parents))])
-
-
-def _broken_rules(column: pa.ChunkedArray, field: dict[str, Any]) -> list[pa.ChunkedArray]:
+def _broken_rules(column: pa.Array, field: dict[str, Any]) -> list[pa.Array]:
+    """Check each rule of a field; each mask is true where the rule is, or may be, broken."""
     broken = []
     for keyword, compare in (
         ("minimum", pc.less),
@@ -167,8 +177,24 @@ def _broken_rules(column: pa.ChunkedArray, field: dict[str, Any]) -> list[pa.Chu
     if "maxLength" in field:
         broken.append(pc.greater(pc.utf8_length(column), field["maxLength"]))
     if "pattern" in field:
-        broken.append(pc.invert(pc.match_substring_regex(column, field["pattern"])))
+        broken.append(_mismatches(column, field["pattern"]))
+    if pa.types.is_floating(column.type):
+        broken.append(pc.invert(pc.is_finite(column)))  # beyond float64
+    if pa.types.is_list(column.type):
+        items = pc.list_flatten(column)
+        for check in (pc.is_null(items), *_broken_rules(items, field.get("items", {}))):
+            parents = pc.list_parent_indices(column).filter(pc.fill_null(check, False))
+            broken.append(pc.is_in(pa.array(range(len(column)), pa.int64()), value_set=pc.unique(parents)))
     return broken
+
+
+def _mismatches(column: pa.Array, pattern: str) -> pa.Array:
+    # Arrow's expressions are not Python's, by which the validator goes; what both read alike is checked on the column.
+    if not _DIFFERS.search(pattern):
+        return pc.invert(pc.match_substring_regex(column, pattern))
+    compiled = re.compile(pattern)
+    matching = [value for value in pc.unique(column).to_pylist() if value is not None and compiled.search(value)]
+    return pc.invert(pc.is_in(column, value_set=pa.array(matching, column.type)))
 
 
 def _decode_row(
@@ -201,6 +227,8 @@ def _coerce(value: Any, field: dict[str, Any]) -> Any:
     # JSON Schema counts 5.0 as an integer and 5 as a number; Arrow wants the column's own type.
     types = field.get("type", [])
     names = {types} if isinstance(types, str) else set(types)
+    if isinstance(value, list):
+        return [_coerce(item, field.get("items", {})) for item in value]
     if isinstance(value, bool) or value is None:
         return value
     if "integer" in names and isinstance(value, float):
@@ -211,12 +239,19 @@ def _coerce(value: Any, field: dict[str, Any]) -> Any:
 
 
 def _out_of_int64(document: dict[str, Any], contract: Contract) -> str | None:
-    for name in contract.fields:
-        value = document.get(name)
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            column = contract.arrow_schema.field(name).type
-            if pa.types.is_integer(column) and not -(2**63) <= value < 2**63:
-                return f"$.{name}: {value} does not fit 64 bits, expected {-(2**63)} to {2**63 - 1}"
+    for name, arrow in zip(contract.arrow_schema.names, contract.arrow_schema.types, strict=True):
+        value, item_type = document.get(name), arrow
+        items = [value]
+        while pa.types.is_list(item_type):
+            items = [item for part in items if part is not None for item in part]
+            item_type = item_type.value_type
+        if not pa.types.is_integer(item_type):
+            continue
+        for item in items:
+            # The parser makes a float of what has a point or is beyond 64 bits: from 2^53 on it may be another number.
+            is_too_large = isinstance(item, float) and abs(item) >= _EXACT_FLOAT
+            if is_too_large or (isinstance(item, int) and not -(2**63) <= item < 2**63):
+                return f"$.{name}: {item} does not fit 64 bits, expected {-(2**63)} to {2**63 - 1}"
     return None
 
 

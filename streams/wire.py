@@ -1,6 +1,7 @@
 """Feature rows on Kafka: one JSON object per row, times as RFC 3339 UTC with microseconds.
 
-Encoding and decoding work on columns; int64, float64, text, booleans, lists and nulls come back as they were.
+Encoding and decoding work on columns; int64, float64, text, booleans, lists and nulls come back as they were. NaN and
+the infinities, for which JSON has no number, come back as null.
 """
 
 import io
@@ -35,7 +36,11 @@ def decode_rows(values: Sequence[bytes | None], schema: pa.Schema) -> pa.Table:
     Raises:
         DecodeError: A payload is not such a row.
     """
-    payload = b"\n".join(value or b"" for value in values)
+    for value in values:
+        if value is None or not value.startswith(b"{") or not value.endswith(b"}"):
+            msg = f"{(value or b'nothing')[:100]!r} is no feature row, expected one JSON object"
+            raise DecodeError(msg)
+    payload = b"\n".join(value for value in values if value is not None)
     try:
         rows = pyarrow.json.read_json(
             io.BytesIO(payload),
