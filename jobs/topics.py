@@ -10,8 +10,11 @@ from schemas.errors import ConfigError, ServiceError
 from schemas.model import ModelSpec
 from schemas.view import FeatureView
 from streams.state.changelog import state_topic
+from streams.transport.epoch import MAX_RECORD_BYTES
 
 _TIMEOUT_S = 15.0
+# A dead letter is the raw record, which may be as large as a topic takes, and headers.
+_DEAD_LETTERS = {"max.message.bytes": str(MAX_RECORD_BYTES)}
 _COMPACTED = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.1"}
 
 
@@ -37,13 +40,15 @@ def plan_topics(views: Sequence[FeatureView], models: Sequence[ModelSpec]) -> li
         topics[view.source.topic] = Topic(name=view.source.topic)
     for view in views:
         source = view.source.topic
-        topics[view.source.dead_letter_topic] = Topic(name=view.source.dead_letter_topic, like=source)
+        topics[view.source.dead_letter_topic] = Topic(
+            name=view.source.dead_letter_topic, like=source, config=_DEAD_LETTERS
+        )
         topics[view.topic] = Topic(name=view.topic, like=source)
         topics[state_topic(view.name)] = Topic(name=state_topic(view.name), like=source, config=_COMPACTED)
     for model in models:
         trigger = f"features.{model.trigger.name}"
         topics[model.topic] = Topic(name=model.topic, like=trigger)
-        topics[model.dead_letter_topic] = Topic(name=model.dead_letter_topic, like=trigger)
+        topics[model.dead_letter_topic] = Topic(name=model.dead_letter_topic, like=trigger, config=_DEAD_LETTERS)
     return list(topics.values())
 
 
@@ -86,6 +91,9 @@ def ensure_topics(brokers: str, topics: Sequence[Topic], *, partitions: int = 4,
                 if exc.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
                     raise
     except KafkaException as exc:
-        msg = f"Kafka at {brokers} does not create topics: {exc.args[0].str()}; expected a reachable broker, see `headrace services up`"
+        msg = (
+            f"Kafka at {brokers} does not create topics: {exc.args[0].str()}; expected a reachable broker, see "
+            "`headrace services up`"
+        )
         raise ServiceError(msg) from exc
     return [topic.topic for topic in missing]

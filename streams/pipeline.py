@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from schemas.row import CONTEXT_COLUMNS, REJECTED_COLUMNS, TIMESTAMP, Reason
+from schemas.row import CONTEXT_COLUMNS, TIMESTAMP, Reason
 from schemas.source import EventSource
 from schemas.view import FeatureView
 from streams.batch import RawBatch
@@ -21,7 +21,6 @@ from streams.windowing.engine import WindowEngine
 from streams.windowing.result import StepCounts
 
 _OF_ONE_VIEW = frozenset({Reason.MISSING_KEY, Reason.LATE, Reason.OVERFLOW})
-_DEAD_LETTER_COLUMNS = pa.schema([*REJECTED_COLUMNS, pa.field("view", pa.string())])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +67,8 @@ class PartitionPipeline:
         views: The views over it.
         partition: The partition.
         starts: Where each view starts; a view that is not named starts empty at the first row, emitting all.
+        reject_from: First source offset whose row goes to the dead letters where it is bad for every view: a view that
+            starts late goes over rows that are there already.
     """
 
     def __init__(
@@ -77,9 +78,11 @@ class PartitionPipeline:
         *,
         partition: int,
         starts: Mapping[str, ViewStart] | None = None,
+        reject_from: int = 0,
     ) -> None:
         self.source = source
         self.partition = partition
+        self._reject_from = reject_from
         self._views = {view.name: view for view in views}
         self._starts = {view.name: (starts or {}).get(view.name, ViewStart()) for view in views}
         self._engines = {view.name: self._engine(view) for view in views}
@@ -100,8 +103,8 @@ class PartitionPipeline:
         decoded = decode(batch, self.source.schema)
         arrived_us = arrival_times_us(batch)
         rows, counts, watermarks = {}, {}, {}
-        rejected = [decoded.rejected.append_column("view", pa.nulls(decoded.rejected.num_rows, pa.string()))]
-        rejected = [_from_offset(rejected[0], "_offset", min(start.emit_from for start in self._starts.values()))]
+        undecoded = decoded.rejected.append_column("view", pa.nulls(decoded.rejected.num_rows, pa.string()))
+        rejected = [_from_offset(undecoded, "_offset", self._reject_from)]
         seen: set[tuple[int, str]] = set()
         for name, engine in self._engines.items():
             start = self._starts[name]
@@ -110,7 +113,7 @@ class PartitionPipeline:
             made = _from_offset(result.rows, "source_offset", start.emit_from)
             made = _with_arrival(made, batch, arrived_us)
             rows[name] = self._with_context(made, self._views[name], computed_time_us=computed_time_us, epoch=epoch)
-            rejected.append(_of_view(_from_offset(result.dead_letters, "_offset", start.emit_from), name, seen))
+            rejected.append(self._of_view(result.dead_letters, name, seen))
             counts[name] = result.counts
             watermarks[name] = result.watermark_us
         dead_letters = pa.concat_tables(rejected).sort_by("_offset")
@@ -119,6 +122,22 @@ class PartitionPipeline:
     def snapshots(self) -> dict[str, bytes]:
         """State of each engine, by view name."""
         return {name: engine.snapshot() for name, engine in self._engines.items()}
+
+    def _of_view(self, dead_letters: pa.Table, view: str, seen: set[tuple[int, str]]) -> pa.Table:
+        """Name the view where the reason is its own; keep one of each reason that holds for all views of the source."""
+        emit_from = self._starts[view].emit_from
+        keep, views = [], []
+        for offset, reason in zip(
+            dead_letters.column("_offset").to_pylist(), dead_letters.column("reason").to_pylist(), strict=True
+        ):
+            is_own = reason in _OF_ONE_VIEW
+            is_new = offset >= (emit_from if is_own else self._reject_from)
+            keep.append(is_new and (is_own or (offset, reason) not in seen))
+            views.append(view if is_own else None)
+            if not is_own:
+                seen.add((offset, reason))
+        named = dead_letters.append_column("view", pa.array(views, pa.string()))
+        return named.filter(pa.array(keep, pa.bool_()))
 
     def _with_context(self, rows: pa.Table, view: FeatureView, *, computed_time_us: int, epoch: int) -> pa.Table:
         values: dict[str, Any] = {
@@ -148,20 +167,3 @@ def _from_offset(rows: pa.Table, column: str, offset: int) -> pa.Table:
     if not rows.num_rows or rows.column(column)[0].as_py() >= offset:
         return rows
     return rows.filter(pc.greater_equal(rows.column(column), offset))
-
-
-def _of_view(dead_letters: pa.Table, view: str, seen: set[tuple[int, str]]) -> pa.Table:
-    """Name the view where the reason is its own; keep one of each reason that holds for all views of the source."""
-    if not dead_letters.num_rows:
-        return _DEAD_LETTER_COLUMNS.empty_table()
-    keep, views = [], []
-    for offset, reason in zip(
-        dead_letters.column("_offset").to_pylist(), dead_letters.column("reason").to_pylist(), strict=True
-    ):
-        is_own = reason in _OF_ONE_VIEW
-        keep.append(is_own or (offset, reason) not in seen)
-        views.append(view if is_own else None)
-        if not is_own:
-            seen.add((offset, reason))
-    named = dead_letters.append_column("view", pa.array(views, pa.string()))
-    return named.filter(pc.equal(pa.array(keep), True))

@@ -80,12 +80,11 @@ class FeaturesWorker:
             before_commit=self._write_snapshots,
         )
         for topic in self._sources:
-            consume(self.app, topic, self._handle)
+            consume(self.app, topic, self._handle, lock=options.lock)
 
     async def _handle(self, event: Any) -> None:
-        async with self._lock:
-            await self._process(event.value)
-            event.ack()
+        await self._process(event.value)
+        event.ack()
 
     async def _process(self, batch: RawBatch) -> None:
         tp = (batch.topic, batch.partition)
@@ -149,8 +148,9 @@ class FeaturesWorker:
             self._snapshot_at[tp] = now
 
     async def _restore(self, committed: Mapping[Partition, int | None]) -> dict[Partition, int]:
-        await self._epoch.start()
-        self._pipelines, self._next_offset, self._snapshot_at = {}, {}, {}
+        async with self._lock:
+            await self._epoch.start()
+            self._pipelines, self._next_offset, self._snapshot_at = {}, {}, {}
         starts = await asyncio.gather(
             *(self._restore_partition(tp, committed=offset) for tp, offset in committed.items())
         )
@@ -167,11 +167,13 @@ class FeaturesWorker:
                 state=snapshot.state if snapshot else None,
                 next_offset=snapshot.next_offset if snapshot else 0,
                 # Each partition's first epoch holds a snapshot: a view without one is new and emits from its start.
-                emit_from=committed or 0 if snapshot else 0,
+                emit_from=(committed or 0) if snapshot else 0,
             )
             for view, snapshot in zip(views, snapshots, strict=True)
         }
-        pipeline = PartitionPipeline(self._sources[topic], views, partition=partition, starts=view_starts)
+        pipeline = PartitionPipeline(
+            self._sources[topic], views, partition=partition, starts=view_starts, reject_from=committed or 0
+        )
         self._pipelines[tp] = pipeline
         logger.info("%s-%d: from offset %d, emitting from %s", topic, partition, pipeline.resume_offset, committed)
         return pipeline.resume_offset

@@ -1,13 +1,14 @@
 """The offline role: feature rows from their topics to the offline store, gathered by size and time into few commits.
 
-A batch is acknowledged once the commit that holds it stands. Each commit records the topic offset it reaches, so a batch
-that comes again after a crash between the commit and the acknowledgement is left out.
+A batch is acknowledged once the commit that holds it stands. Each commit records the topic offset it reaches, so a
+batch that comes again after a crash between the commit and the acknowledgement is left out.
 """
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -70,22 +71,31 @@ class OfflineWorker:
         self._flush_rows = flush_rows
         self._flush_interval_s = flush_interval_s
         self._gathered: dict[Partition, _Gathered] = {}
-        self._lock = asyncio.Lock()
         options = ConsumerOptions(
-            kafka=consumer_config("offline", brokers=brokers), max_held_bytes=512 * 2**20, release=self._release
+            kafka=consumer_config("offline", brokers=brokers),
+            max_held_bytes=512 * 2**20,
+            start_offsets=self._start,
+            release=self._release,
         )
+        # Not the lock of the commit: that one need not wait for the store.
+        self._lock = asyncio.Lock()
+        self._released = asyncio.Event()
         self.app = create_app(
             "offline", brokers=brokers, options=options, metrics=metrics, commit_interval_s=commit_interval_s
         )
         for topic in self._views:
-            consume(self.app, topic, self._handle)
+            consume(self.app, topic, self._gather, lock=self._lock)
         self.app.timer(interval=min(1.0, flush_interval_s))(self._flush_due)
 
-    async def _handle(self, event: Any) -> None:
+    async def _start(self, _: Mapping[Partition, int | None]) -> dict[Partition, int]:
         async with self._lock:
-            await self._gather(event)
+            self._gathered = {}
+            self._released.clear()
+        return {}
 
     async def _gather(self, event: Any) -> None:
+        if self._released.is_set():
+            return  # what was gathered before it may not have been stored: it comes again
         batch = event.value
         rows = decode_feature_rows(batch, self._views[batch.topic])
         gathered = self._gathered.setdefault((batch.topic, batch.partition), _Gathered(since_s=time.monotonic()))
@@ -99,6 +109,8 @@ class OfflineWorker:
     async def _flush_due(self) -> None:
         now = time.monotonic()
         async with self._lock:
+            if self._released.is_set():
+                return
             due = {tp for tp, held in self._gathered.items() if now - held.since_s >= self._flush_interval_s}
             try:
                 await self._flush(due)
@@ -107,12 +119,14 @@ class OfflineWorker:
                 await fail(self.app, exc)
                 raise
 
-    async def _release(self, partitions: set[Partition], lost: bool) -> None:
+    async def _release(self, partitions: set[Partition], lost: bool) -> bool:
+        # From here on a write that finds the store unavailable gives up: its rows are stored by who has them next.
+        self._released.set()
         async with self._lock:
             if not lost:
                 await self._flush(partitions)
-            for tp in partitions:
-                self._gathered.pop(tp, None)
+            self._gathered = {}
+        return True
 
     async def _flush(self, partitions: set[Partition]) -> None:
         for tp in sorted(partitions & self._gathered.keys()):
@@ -121,6 +135,8 @@ class OfflineWorker:
             started_us, started = time.time_ns() // 1_000, time.perf_counter()
             result = await self._write(gathered, view, partition=tp[1])
             del self._gathered[tp]
+            if result is None:
+                continue
             for event in gathered.events:
                 event.ack()
             self._metrics.offline_committed(
@@ -136,7 +152,8 @@ class OfflineWorker:
                 started_us=started_us,
             )
 
-    async def _write(self, gathered: _Gathered, view: FeatureView, *, partition: int) -> CommitResult:
+    async def _write(self, gathered: _Gathered, view: FeatureView, *, partition: int) -> CommitResult | None:
+        """Store what is gathered; None where the partition goes before the store is available."""
         rows, offsets = pa.concat_tables(gathered.rows), pa.array(np.concatenate(gathered.offsets))
         wait_s = 0.1
         while True:
@@ -145,7 +162,10 @@ class OfflineWorker:
                     self._writer.write, rows, view=view, partition=partition, offsets=offsets
                 )
             except (SinkUnavailableError, SinkConflictError) as exc:
+                if self._released.is_set():
+                    return None
                 wait_s = min(wait_s * 2, _MAX_RETRY_S)
                 self._metrics.store_retried("offline", store="delta")
                 logger.warning("offline store: next try in %.1f s: %s", wait_s, exc)
-                await asyncio.sleep(wait_s)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._released.wait(), wait_s)

@@ -1,7 +1,7 @@
 """The online role: feature rows from their topics to the online store.
 
-At least once over a guarded, idempotent write: a batch is acknowledged once the store has it; while the store is down, rows
-wait in Kafka and memory stays bounded by the transport's byte budget.
+At least once over a guarded, idempotent write: a batch is acknowledged once the store has it; while the store is down,
+rows wait in Kafka and memory stays bounded by the transport's byte budget.
 """
 
 import asyncio

@@ -1,10 +1,11 @@
 """The scoring role: as-of rows of a model's trigger view in, scores out, in the Kafka transaction of their offsets.
 
-Rows gather into micro-batches until one is full or the first of its rows has waited long enough. While the online store or
-the model server does not answer, rows wait in Kafka; a row whose score would be invalid becomes a dead letter.
+Rows gather into micro-batches until one is full or the first of its rows has waited long enough. While the online store
+or the model server does not answer, rows wait in Kafka; a row whose score would be invalid becomes a dead letter.
 """
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -34,7 +35,12 @@ MAX_BATCH_ROWS: Final = 4_096
 _MAX_BATCH_BYTES: Final = 64 * 2**20
 _MAX_WAIT_US: Final = 10_000
 _MAX_RETRY_S: Final = 10.0
+_RELEASE_GRACE_S: Final = 5.0
 _UNAVAILABLE: Final = (InferenceUnavailableError, InferenceTimeoutError, SinkUnavailableError)
+
+
+class _ReleasedError(Exception):
+    """The partitions of a batch go, and the service that it needs does not answer."""
 
 
 class ScoringWorker:
@@ -75,6 +81,11 @@ class ScoringWorker:
         self._metrics = metrics
         self._lineage = lineage
         self._batcher = self._new_batcher()
+        self._is_connected = False
+        self._connecting = asyncio.Lock()
+        self._released = asyncio.Event()
+        # A batch was left out, so that scores of parts of a chunk may be in the open epoch.
+        self._is_cut = False
         role = f"scoring.{model.name}"
         options = ConsumerOptions(
             kafka=consumer_config(role, brokers=brokers),
@@ -92,50 +103,69 @@ class ScoringWorker:
             transactional_id=f"headrace.{role}.{worker_id}",
             group_metadata=lambda: self.app.consumer.poller.group_metadata,
         )
-        consume(self.app, view.topic, self._handle)
+        consume(self.app, view.topic, self._handle, lock=options.lock)
         self.app.task(self._score_when_due)
 
     async def _start(self, _: Mapping[Partition, int | None]) -> dict[Partition, int]:
-        await self._epoch.start()
-        self._batcher = self._new_batcher()
-        await self._until_available(self._connect)
+        async with self._lock:
+            await self._epoch.start()
+            self._batcher = self._new_batcher()
+            self._is_cut = False
+            self._released.clear()
         return {}
 
-    async def _release(self, partitions: set[Partition], lost: bool) -> None:
-        if lost:
-            return
+    async def _release(self, _: set[Partition], lost: bool) -> bool:
+        # From here on a batch that waits for a service gives up: who has its partition next scores it.
+        self._released.set()
         async with self._lock:
-            if (batch := self._batcher.take()) is not None:
-                await self._score(batch)
+            if not lost and not self._is_cut and (batch := self._batcher.take()) is not None:
+                await self._score_unless_released(batch)
+            self._batcher = self._new_batcher()
+            if self._is_cut:
+                await self._epoch.abort()
+            return not self._is_cut
 
     async def _handle(self, event: Any) -> None:
+        if self._released.is_set():
+            return
         rows = decode_feature_rows(event.value, self._view)
-        async with self._lock:
-            full = self._batcher.add(rows, chunk=event, now_us=time.monotonic_ns() // 1_000)
-            for batch in full:
-                await self._score(batch)
-            # A commit must never cut through a chunk: what a full batch has left of it goes at once.
-            if full and (rest := self._batcher.take()) is not None:
-                await self._score(rest)
+        full = self._batcher.add(rows, chunk=event, now_us=time.monotonic_ns() // 1_000)
+        for batch in full:
+            await self._score_unless_released(batch)
+        # A commit must never cut through a chunk: what a full batch has left of it goes at once.
+        if full and (rest := self._batcher.take()) is not None:
+            await self._score_unless_released(rest)
         self._arrived.set()
 
     async def _score_when_due(self) -> None:
-        while not self.app.should_stop:
-            due_us = self._batcher.next_deadline_us
-            if due_us is None:
-                self._arrived.clear()
-                await self._arrived.wait()
-                continue
-            await asyncio.sleep(max(0, due_us - time.monotonic_ns() // 1_000) / 1e6)
-            async with self._lock:
-                batch = self._batcher.take_due(time.monotonic_ns() // 1_000)
-                try:
+        try:
+            with contextlib.suppress(_ReleasedError):
+                await self._until_connected()
+            while not self.app.should_stop:
+                due_us = self._batcher.next_deadline_us
+                if due_us is None:
+                    self._arrived.clear()
+                    await self._arrived.wait()
+                    continue
+                await asyncio.sleep(max(0, due_us - time.monotonic_ns() // 1_000) / 1e6)
+                async with self._lock:
+                    batch = self._batcher.take_due(time.monotonic_ns() // 1_000)
                     if batch is not None:
-                        await self._score(batch)
-                except Exception as exc:
-                    logger.exception("scoring failed")
-                    await fail(self.app, exc)
-                    raise
+                        await self._score_unless_released(batch)
+        except Exception as exc:
+            logger.exception("scoring failed")
+            await fail(self.app, exc)
+            raise
+
+    async def _score_unless_released(self, batch: MicroBatch[Any]) -> None:
+        """Score a batch, or note that it, and any batch after it, was left out as its partitions go."""
+        if self._is_cut:
+            return
+        try:
+            await self._until_connected()
+            await self._score(batch)
+        except _ReleasedError:
+            self._is_cut = True
 
     async def _score(self, batch: MicroBatch[Any]) -> None:
         started_us, started = time.time_ns() // 1_000, time.perf_counter()
@@ -180,17 +210,45 @@ class ScoringWorker:
         await self._epoch.commit(offsets)
         self._metrics.epoch_committed("scoring", seconds=time.perf_counter() - started)
 
+    async def _until_connected(self) -> None:
+        async with self._connecting:
+            if not self._is_connected:
+                await self._until_available(self._connect)
+                self._is_connected = True
+
     async def _until_available(self, call: Callable[[], Awaitable[Answer]]) -> Answer:
+        """Call until the service answers.
+
+        Raises:
+            _ReleasedError: The partitions go before it does.
+        """
         wait_s = 0.25
         while True:
             try:
-                return await call()
+                return await self._unless_released(call())
             except _UNAVAILABLE as exc:
+                if self._released.is_set():
+                    raise _ReleasedError from exc
                 wait_s = min(wait_s * 2, _MAX_RETRY_S)
                 store = "redis" if isinstance(exc, SinkUnavailableError) else "triton"
                 self._metrics.store_retried("scoring", store=store)
                 logger.warning("scoring waits for %s, next try in %.1f s: %s", store, wait_s, exc)
-                await asyncio.sleep(wait_s)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._released.wait(), wait_s)
+
+    async def _unless_released(self, call: Awaitable[Answer]) -> Answer:
+        answer = asyncio.ensure_future(call)
+        released = asyncio.ensure_future(self._released.wait())
+        try:
+            await asyncio.wait({answer, released}, return_when=asyncio.FIRST_COMPLETED)
+            if not answer.done():
+                await asyncio.wait({answer}, timeout=_RELEASE_GRACE_S)
+            if not answer.done():
+                raise _ReleasedError
+            return answer.result()
+        finally:
+            answer.cancel()
+            released.cancel()
 
     def _measure(self, scored: Scored, *, n_rows: int, seconds: float) -> None:
         self._metrics.batch_processed("scoring", rows=n_rows, seconds=seconds)

@@ -1,7 +1,9 @@
 """What the four roles have in common: a Faust app over the columnar transport, and how it is run."""
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import faust
@@ -18,8 +20,8 @@ def create_app(
 ) -> faust.App:
     """Make the Faust app of a role.
 
-    Faust's tables, web views, topic declarations and leader topic are off: state, topics and metrics are Headrace's own.
-    Its producer stays the stock one (aiokafka); rows leave in epochs.
+    Faust's tables, web views, topic declarations and leader topic are off: state, topics and metrics are Headrace's
+    own. Its producer stays the stock one (aiokafka); rows leave in epochs.
 
     Args:
         role: features, online, offline or scoring; the consumer group is ``headrace.<role>``.
@@ -44,6 +46,12 @@ def create_app(
         debug=False,
     )
     app.headrace = options
+
+    async def drain(*_: Any, **__: Any) -> None:
+        await app.consumer.drain()
+
+    # Faust ends the agents next, in the middle of a batch if need be, and the consumer after them.
+    app.on_before_shutdown.connect(drain, weak=False)
 
     @app.timer(interval=1.0)  # type: ignore[untyped-decorator]  # Faust has no type information
     async def report_lag() -> None:
@@ -75,23 +83,36 @@ def consumer_config(
     }
 
 
-def consume(app: faust.App, topic: str, handle: Callable[[Any], Awaitable[None]]) -> None:
+def consume(
+    app: faust.App, topic: str, handle: Callable[[Any], Awaitable[None]], *, lock: asyncio.Lock | None = None
+) -> None:
     """Have an agent of ``app`` hand every event of ``topic`` to ``handle``, which acknowledges it when all is done.
 
     When that fails the worker ends: the event stays unacknowledged, nothing is committed any more, and the next worker
     does the batch again.
+
+    Args:
+        app: The app.
+        topic: The topic.
+        handle: Called with one event after the other.
+        lock: Held meanwhile.
     """
+    options: ConsumerOptions = app.headrace
 
     async def agent(stream: faust.StreamT) -> None:
         async for event in stream.noack().events():
-            try:
-                await handle(event)
-            except Exception as exc:
-                batch: RawBatch = event.value
-                offsets = f"{int(batch.offsets[0])} to {batch.next_offset - 1}"
-                logger.exception("%s-%d, offsets %s: failed", batch.topic, batch.partition, offsets)
-                await fail(app, exc)
-                raise
+            async with lock or nullcontext():
+                # Partitions may have gone while it waited. And Faust starts an agent that failed again.
+                if options.has_failed or not app.consumer.is_current(event):
+                    continue
+                try:
+                    await handle(event)
+                except Exception as exc:
+                    batch: RawBatch = event.value
+                    offsets = f"{int(batch.offsets[0])} to {batch.next_offset - 1}"
+                    logger.exception("%s-%d, offsets %s: failed", batch.topic, batch.partition, offsets)
+                    await fail(app, exc)
+                    raise
 
     app.agent(app.topic(topic, schema=ColumnarSchema()), name=f"{app.conf.id}:{topic}")(agent)
 

@@ -90,10 +90,10 @@ def read_snapshot(kafka: Mapping[str, Any], view: str, *, partition: int) -> Sna
                         return _assemble(newest, view, partition=partition)
                     raise KafkaException(error)
                 number = int(_header(message, "snapshot"))
-                if number > newest_number:
+                # The last on the topic is the newest, whatever the clock said that numbers it.
+                if number != newest_number:
                     newest, newest_number = {}, number
-                if number == newest_number:
-                    newest[int(message.key() or b"0")] = message
+                newest[int(message.key() or b"0")] = message
     finally:
         consumer.close()
 

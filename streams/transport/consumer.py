@@ -6,8 +6,9 @@ per batch: a first-in, first-out queue per partition tells up to where everythin
 """
 
 import asyncio
+import logging
 from collections import defaultdict, deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,7 +25,10 @@ from streams.batch import RawBatch
 from streams.transport.poller import PollThread
 
 Partition = tuple[str, int]
+logger = logging.getLogger(__name__)
+
 _TIMEOUT_S = 15.0
+_DRAIN_TIMEOUT_S = 10.0
 
 
 @dataclass(kw_only=True)
@@ -39,8 +43,11 @@ class ConsumerOptions:
         commit: Commits offsets (next offset by partition) with everything written since the last commit; None commits
             them to the group alone.
         start_offsets: Given the committed offset of each assigned partition (None: none yet), returns where to start;
-            partitions it leaves out start where committed, else at the beginning.
-        release: Called before the last commit when partitions go; ``lost`` ones have nothing left to commit.
+            partitions it leaves out start where committed, else at the beginning. Called each time that partitions
+            come, none among them too, never twice at once; everything of before is void.
+        release: Called when all partitions go (given them, and whether they are lost: then there is nothing left to
+            commit), and before the worker ends; finishes what is under way. Returns False when what is written and
+            what is acknowledged do not agree, so that nothing may be committed.
         has_failed: Set once a batch has failed half-way: nothing may be committed any more, the worker must end.
     """
 
@@ -49,7 +56,7 @@ class ConsumerOptions:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     commit: Callable[[Mapping[Partition, int]], Awaitable[None]] | None = None
     start_offsets: Callable[[Mapping[Partition, int | None]], Awaitable[Mapping[Partition, int]]] | None = None
-    release: Callable[[set[Partition], bool], Awaitable[None]] | None = None
+    release: Callable[[set[Partition], bool], Awaitable[bool]] | None = None
     has_failed: bool = False
 
 
@@ -73,6 +80,19 @@ class _Delivered:
     size_bytes: int
 
 
+class _NoReadOffsets(dict[TP, int | None]):
+    """What Faust has read so far: nothing.
+
+    Faust drops rows that lie before where it has read to, which after a rebalance is where it was before it.
+    """
+
+    def __getitem__(self, _: TP) -> None:
+        return None
+
+    def __setitem__(self, _: TP, __: int | None) -> None:
+        return None
+
+
 class ColumnarConsumer(FaustConsumer):  # type: ignore[misc]
     """Faust's consumer on top of a :class:`PollThread`.
 
@@ -83,6 +103,9 @@ class ColumnarConsumer(FaustConsumer):  # type: ignore[misc]
         super().__init__(*args, **kwargs)
         self.options: ConsumerOptions = self.app.headrace
         self._generation = 0
+        self._is_drained = False
+        self._starting = asyncio.Lock()
+        self._read_offset = _NoReadOffsets()
         self._ready: dict[TP, deque[RawBatch]] = defaultdict(deque)
         self._arrived = asyncio.Event()
         self._delivered: dict[TP, deque[_Delivered]] = defaultdict(deque)
@@ -101,11 +124,18 @@ class ColumnarConsumer(FaustConsumer):  # type: ignore[misc]
         self._main_loop = asyncio.get_running_loop()
         self.poller.start()
 
+    async def drain(self) -> None:
+        """Finish what is under way and commit for the last time; called before Faust ends the agents."""
+        try:
+            await asyncio.wait_for(self._finish(self.poller.assignment, lost=False), _DRAIN_TIMEOUT_S)
+        except Exception:
+            logger.exception("the last commit failed: what it would have held is done again")
+            self.options.has_failed = True
+        self._is_drained = True
+
     async def on_stop(self) -> None:
-        """Commit what is acknowledged, then leave the group."""
-        if self.options.release is not None and not self.options.has_failed:
-            await self.options.release(self.poller.assignment, False)
-        await self.commit()
+        """Leave the group, after the last commit."""
+        await self.drain()
         await asyncio.to_thread(self.poller.stop, 10.0)
 
     async def subscribe(self, topics: Iterable[str]) -> None:
@@ -129,19 +159,22 @@ class ColumnarConsumer(FaustConsumer):  # type: ignore[misc]
 
     # -- called from the poll thread ---------------------------------------------------------------------------------
 
-    def deliver(self, batches: list[RawBatch]) -> None:
+    def deliver(self, batches: list[RawBatch], *, generation: int) -> None:
         """Hand batches over to the event loop."""
         self._received_bytes += sum(batch.size_bytes for batch in batches)
-        self._event_loop().call_soon_threadsafe(self._take, batches, self._generation)
+        self._event_loop().call_soon_threadsafe(self._take, batches, generation)
 
     def is_over_budget(self) -> bool:
         """Tell whether unacknowledged batches have reached the byte budget; half of it must be free to go on."""
         budget = self.options.max_held_bytes
         return self.held_bytes > (budget // 2 if self.poller.is_held_back else budget)
 
-    def assigned(self, partitions: set[tuple[str, int]]) -> None:
+    def assigned(self, partitions: set[tuple[str, int]], *, generation: int) -> None:
         """Let Faust set up the new partitions on its own loop."""
-        asyncio.run_coroutine_threadsafe(self._after_assignment(partitions), self._event_loop())
+        starting = asyncio.run_coroutine_threadsafe(
+            self._after_assignment(partitions, generation=generation), self._event_loop()
+        )
+        starting.add_done_callback(self._fail_with)
 
     def revoked(self, partitions: set[tuple[str, int]], *, lost: bool) -> "Future[None]":
         """Let Faust finish and commit on its own loop; lost partitions have nothing left to commit."""
@@ -149,7 +182,12 @@ class ColumnarConsumer(FaustConsumer):  # type: ignore[misc]
 
     def failed(self, error: BaseException) -> None:
         """Bring the worker down: a consumer that has stopped must never look alive."""
+        self.options.has_failed = True
         asyncio.run_coroutine_threadsafe(self.app.crash(error), self._event_loop())
+
+    def _fail_with(self, done: "Future[None]") -> None:
+        if not done.cancelled() and (error := done.exception()) is not None:
+            self.failed(error)
 
     def _event_loop(self) -> asyncio.AbstractEventLoop:
         if self._main_loop is None:
@@ -159,13 +197,33 @@ class ColumnarConsumer(FaustConsumer):  # type: ignore[misc]
 
     # -- rows ---------------------------------------------------------------------------------------------------------
 
+    def is_current(self, event: Any) -> bool:
+        """Tell whether an event came under the present assignment; one that did not is void."""
+        return bool(event.message.generation_id == self._generation)
+
     def _take(self, batches: list[RawBatch], generation: int) -> None:
+        if generation != self._generation:
+            return  # their bytes were let go with the partitions
         for batch in batches:
-            if generation != self._generation:
-                self._released_bytes += batch.size_bytes
-                continue
             self._ready[TP(batch.topic, batch.partition)].append(batch)
         self._arrived.set()
+
+    def on_buffer_drop(self, tp: TP) -> None:
+        """Go on with a partition whose stream has room again."""
+        super().on_buffer_drop(tp)
+        self._arrived.set()
+
+    async def getmany(self, timeout: float) -> AsyncIterator[tuple[TP, ConsumerMessage]]:  # noqa: ASYNC109 - Faust's signature
+        """Yield one batch of each partition that has one, waiting for the first at most ``timeout`` seconds."""
+        if not self.flow_active:
+            await self.wait(self.can_resume_flow)
+        records = await self._getmany(self._active_partitions, timeout)
+        for tp, batches in records.items():
+            for batch in batches:
+                # Flow stops when partitions go or the worker ends: what is not delivered by then will come again.
+                if self.should_stop or not self.flow_active:
+                    return
+                yield tp, self._to_message(tp, batch)
 
     async def _getmany(self, active_partitions: set[TP] | None, timeout: float) -> dict[TP, list[RawBatch]]:  # noqa: ASYNC109 - Faust's signature
         records = self._pop_ready(active_partitions)
@@ -179,12 +237,11 @@ class ColumnarConsumer(FaustConsumer):  # type: ignore[misc]
         return records
 
     def _pop_ready(self, active_partitions: set[TP] | None) -> dict[TP, list[RawBatch]]:
-        records = {}
-        for tp, batches in self._ready.items():
-            if batches and (active_partitions is None or tp in active_partitions):
-                records[tp] = list(batches)
-                batches.clear()
-        return records
+        return {
+            tp: [batches.popleft()]
+            for tp, batches in self._ready.items()
+            if batches and (active_partitions is None or tp in active_partitions)
+        }
 
     def _to_message(self, tp: TP, record: RawBatch) -> ConsumerMessage:
         first_offset = int(record.offsets[0])
@@ -202,13 +259,17 @@ class ColumnarConsumer(FaustConsumer):  # type: ignore[misc]
             serialized_key_size=0,
             serialized_value_size=record.size_bytes,
             tp=tp,
-            generation_id=self.app.consumer_generation_id,
+            generation_id=self._generation,
         )
 
     async def _add_gap(self, tp: TP, offset_from: int, offset_to: int) -> None:
         """Offsets between batches need no record: the queue of delivered batches knows what comes next."""
 
     # -- offsets ------------------------------------------------------------------------------------------------------
+
+    def ack(self, message: ConsumerMessage) -> bool:
+        """Take a batch for done, unless its partition has gone since: then it is done again, here or elsewhere."""
+        return message.generation_id == self._generation and bool(super().ack(message))
 
     def _new_offset(self, tp: TP) -> int | None:
         delivered, acked = self._delivered[tp], self._acked_index[tp]
@@ -224,7 +285,7 @@ class ColumnarConsumer(FaustConsumer):  # type: ignore[misc]
     async def force_commit(self, *args: Any, **kwargs: Any) -> bool:
         """Commit everything acknowledged, with no agent between its rows and its acknowledgement."""
         async with self.options.lock:
-            if self.options.has_failed:
+            if self.options.has_failed or self._is_drained:
                 return False
             return bool(await super().force_commit(*args, **kwargs))
 
@@ -247,54 +308,65 @@ class ColumnarConsumer(FaustConsumer):  # type: ignore[misc]
     async def _commit(self, offsets: Mapping[TP, int]) -> bool:
         return await self._commit_offsets(offsets)
 
-    async def _after_assignment(self, partitions: set[tuple[str, int]]) -> None:
-        self._generation += 1
-        self.app.consumer_generation_id = self._generation
+    def _begin(self, generation: int) -> None:
+        """Void all that was delivered under an earlier assignment."""
+        self._generation = generation
+        self.app.consumer_generation_id = generation
+        self._ready.clear()
+        self._delivered.clear()
+        self._released_bytes = self._received_bytes
+
+    async def _after_assignment(self, partitions: set[Partition], *, generation: int) -> None:
+        self._begin(generation)
         self.app.on_rebalance_start()
-        await self.on_partitions_assigned({TP(*tp) for tp in partitions}, self._generation)
+        await self.on_partitions_assigned({TP(*tp) for tp in partitions}, generation)
+        async with self._starting:
+            if generation == self._generation:
+                await self._start(partitions, generation=generation)
 
-    async def _before_revocation(self, partitions: set[tuple[str, int]], *, lost: bool) -> None:
-        # Faust's own callback forgets acknowledgements before it commits: stop the flow and commit first.
-        self.stop_flow()
-        self.app.flow_control.suspend()
-        if self.options.release is not None:
-            await self.options.release(partitions, lost)
-        if not lost:
-            await self.commit()
-        self._generation += 1
-        self.app.consumer_generation_id = self._generation
-        for topic_partition in partitions:
-            tp = TP(*topic_partition)
-            for held in (self._ready.pop(tp, ()), self._delivered.pop(tp, ())):
-                self._released_bytes += sum(part.size_bytes for part in held)
-        await self.on_partitions_revoked({TP(*tp) for tp in partitions})
-
-    async def seek_to_committed(self) -> dict[TP, int]:
-        """Start every assigned partition where the application says, given what is committed."""
-        assigned = self.poller.assignment
-        if not assigned:
-            return {}
-        committed = await asyncio.wrap_future(self.poller.call(lambda consumer: _committed(consumer, assigned)))
+    async def _start(self, partitions: set[Partition], *, generation: int) -> None:
+        committed: dict[Partition, int | None] = {}
+        if partitions:
+            committed = await asyncio.wrap_future(self.poller.call(lambda consumer: _committed(consumer, partitions)))
         starts = {tp: OFFSET_BEGINNING if offset is None else offset for tp, offset in committed.items()}
         if self.options.start_offsets is not None:
             starts.update(await self.options.start_offsets(committed))
-        await asyncio.wrap_future(self.poller.seek(starts))
-        return {TP(*tp): offset for tp, offset in committed.items() if offset is not None}
+        if generation == self._generation:
+            self._committed_offset.update({TP(*tp): offset for tp, offset in committed.items()})
+            await asyncio.wrap_future(self.poller.seek(starts, generation=generation))
+
+    async def _before_revocation(self, partitions: set[Partition], *, lost: bool) -> None:
+        # Faust's own callback forgets acknowledgements before it commits: stop the flow and commit first.
+        self.stop_flow()
+        self.app.flow_control.suspend()
+        await self._finish(partitions, lost=lost)
+        self._begin(self._generation + 1)
+        await self.on_partitions_revoked({TP(*tp) for tp in partitions})
+
+    async def _finish(self, partitions: set[Partition], *, lost: bool) -> None:
+        if self.options.has_failed or self._is_drained:
+            return
+        may_commit = not lost
+        if self.options.release is not None:
+            may_commit = await self.options.release(partitions, lost) and may_commit
+        if may_commit:
+            # Not `commit`, which leaves it to a commit that is under way and knows nothing of what came since.
+            await self.force_commit()
 
     async def perform_seek(self) -> None:
-        """Seek, and forget how far was read before."""
-        committed = await self.seek_to_committed()
-        for tp in self.poller.assignment:
-            self._read_offset[TP(*tp)] = None
-        self._committed_offset.update(committed)
+        """Faust seeks once it has set up its side, and gives up after a while; `_start` does, and takes its time."""
+
+    async def seek_to_committed(self) -> dict[TP, int]:
+        """Faust asks this for its own `perform_seek` alone."""
+        return {}
 
     async def _seek(self, partition: TP, offset: int) -> None:
-        await asyncio.wrap_future(self.poller.seek({(partition.topic, partition.partition): offset}))
+        await self.seek_wait({partition: offset})
 
     async def seek_wait(self, partitions: Mapping[TP, int]) -> None:
         """Seek several partitions."""
         starts = {(tp.topic, tp.partition): offset for tp, offset in partitions.items()}
-        await asyncio.wrap_future(self.poller.seek(starts))
+        await asyncio.wrap_future(self.poller.seek(starts, generation=self._generation))
 
     async def _commit_to_group(self, offsets: Mapping[Partition, int]) -> None:
         positions = [TopicPartition(topic, partition, offset) for (topic, partition), offset in offsets.items()]

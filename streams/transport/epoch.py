@@ -17,11 +17,14 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
-from confluent_kafka import KafkaException, Producer, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 
-from schemas.errors import SinkError
+from schemas.errors import SinkError, SinkRejectedError
 
 TRANSACTION_TIMEOUT_S: Final = 20.0
+MAX_RECORD_BYTES: Final = 2 * 2**20
+"""Largest record that is sent: a dead letter is a raw record of Kafka's usual limit, and headers that say why."""
+_RETRY_S = 0.1
 _CHUNK = 10_000
 _ANY_PARTITION = -1
 
@@ -51,6 +54,7 @@ class Epoch:
                 "partitioner": "murmur2_random",
                 "compression.type": "lz4",
                 "linger.ms": 5,
+                "message.max.bytes": MAX_RECORD_BYTES,
                 "queue.buffering.max.messages": 1_000_000,
                 "queue.buffering.max.kbytes": 512 * 1024,
                 **config,
@@ -66,8 +70,8 @@ class Epoch:
     async def start(self) -> None:
         """Make ready for new partitions: nothing of what came before may still commit.
 
-        The first time, registers the transactional id, which aborts what an earlier worker of that name left open. Later,
-        aborts what this worker wrote for partitions that it has lost.
+        The first time, registers the transactional id, which aborts what an earlier worker of that name left open.
+        Later, aborts what this worker wrote for partitions that it has lost.
 
         Raises:
             SinkError: The broker cannot be reached or does not let us write.
@@ -76,12 +80,25 @@ class Epoch:
             if not self._is_registered:
                 await asyncio.to_thread(self._producer.init_transactions, TRANSACTION_TIMEOUT_S)
                 self._is_registered = True
-            if self._is_open:
-                await asyncio.to_thread(self._producer.abort_transaction, TRANSACTION_TIMEOUT_S)
-                self._is_open = False
         except KafkaException as exc:
             msg = f"Kafka does not accept transactions of this worker: {exc}; expected a broker of 2.5 or later"
             raise SinkError(msg) from exc
+        await self.abort()
+
+    async def abort(self) -> None:
+        """Undo everything written since the last commit.
+
+        Raises:
+            SinkError: The broker cannot be reached; it aborts the transaction itself when its timeout has passed.
+        """
+        if not self._is_open:
+            return
+        try:
+            await self._until_done(lambda: self._producer.abort_transaction(TRANSACTION_TIMEOUT_S))
+        except KafkaException as exc:
+            msg = f"epoch {self.number} could not be aborted: {exc}; a new start of this worker does it"
+            raise SinkError(msg) from exc
+        self._is_open = False
 
     def begin(self) -> int:
         """Open the transaction unless it is open; returns the epoch's number."""
@@ -94,16 +111,24 @@ class Epoch:
     async def write_rows(
         self, topic: str, *, partition: int | None, keys: Sequence[bytes | None], values: Sequence[bytes]
     ) -> None:
-        """Write rows to one topic; to the partition of their key where ``partition`` is None."""
+        """Write rows to one topic; to the partition of their key where ``partition`` is None.
+
+        Raises:
+            SinkRejectedError: Kafka's client does not take a row, such as one that is too large.
+        """
         self.begin()
         messages: list[dict[str, Any]] = [{"key": key, "value": value} for key, value in zip(keys, values, strict=True)]
         for start in range(0, len(messages), _CHUNK):
             pending = messages[start : start + _CHUNK]
             while True:
                 self._producer.produce_batch(topic, pending, _ANY_PARTITION if partition is None else partition)
-                pending = [message for message in pending if message.pop("_error", None) is not None]
-                if not pending:
+                refused = [(message, error) for message in pending if (error := message.pop("_error", None))]
+                if not refused:
                     break
+                for message, error in refused:
+                    if error.code() != KafkaError._QUEUE_FULL:
+                        raise _rejected(topic, message["key"], message["value"], error)
+                pending = [message for message, _ in refused]
                 # The send queue is full: let it drain, then send what was refused.
                 await asyncio.to_thread(self._producer.poll, 0.1)
         self._producer.poll(0)
@@ -117,7 +142,11 @@ class Epoch:
         headers: list[tuple[str, bytes]] | None = None,
         partition: int | None = None,
     ) -> None:
-        """Write one record."""
+        """Write one record.
+
+        Raises:
+            SinkRejectedError: Kafka's client does not take it, such as one that is too large.
+        """
         self.begin()
         while True:
             try:
@@ -130,6 +159,8 @@ class Epoch:
                 )
             except BufferError:
                 await asyncio.to_thread(self._producer.poll, 0.1)
+            except KafkaException as exc:
+                raise _rejected(topic, key, value, exc.args[0]) from exc
             else:
                 return
 
@@ -153,7 +184,7 @@ class Epoch:
             await self._until_done(lambda: self._producer.commit_transaction(TRANSACTION_TIMEOUT_S))
         except KafkaException as exc:
             if exc.args[0].txn_requires_abort():
-                await asyncio.to_thread(self._producer.abort_transaction, TRANSACTION_TIMEOUT_S)
+                await self.abort()
             msg = f"epoch {self.number} could not be committed: {exc}; the worker restores its state and does it again"
             raise SinkError(msg) from exc
         self._is_open = False
@@ -166,3 +197,12 @@ class Epoch:
             except KafkaException as exc:
                 if not exc.args[0].retriable() or time.monotonic() > deadline:
                     raise
+                await asyncio.sleep(_RETRY_S)
+
+
+def _rejected(topic: str, key: bytes | None, value: bytes | None, error: KafkaError) -> SinkRejectedError:
+    msg = (
+        f"a record for {topic} with a key of {len(key or b'')} and a value of {len(value or b'')} bytes is not taken: "
+        f"{error.str()}; expected at most {MAX_RECORD_BYTES} bytes, and a topic that is there"
+    )
+    return SinkRejectedError(msg)

@@ -10,8 +10,9 @@ import contextlib
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from typing import Any, Protocol, TypeVar, cast
 
 import confluent_kafka
@@ -31,17 +32,17 @@ T = TypeVar("T")
 class Application(Protocol):
     """What the poll thread tells the application; every method is called from the poll thread."""
 
-    def deliver(self, batches: list[RawBatch]) -> None:
-        """Take batches that were fetched; must not block."""
+    def deliver(self, batches: list[RawBatch], *, generation: int) -> None:
+        """Take batches that were fetched under an assignment; must not block."""
 
     def is_over_budget(self) -> bool:
         """Tell whether the application holds as many unprocessed bytes as it may."""
 
-    def assigned(self, partitions: set[tuple[str, int]]) -> None:
-        """Partitions came (paused, until a seek and a resume); must not block."""
+    def assigned(self, partitions: set[tuple[str, int]], *, generation: int) -> None:
+        """Partitions came (paused, until :meth:`PollThread.seek`), all that are held now; must not block."""
 
     def revoked(self, partitions: set[tuple[str, int]], *, lost: bool) -> "Future[None]":
-        """Partitions go; the poll thread serves queued calls until the future is done."""
+        """All partitions go; the poll thread serves queued calls until the future is done."""
 
     def failed(self, error: BaseException) -> None:
         """Polling ended with an error."""
@@ -53,7 +54,7 @@ class PollThread:
     Args:
         config: librdkafka configuration of the consumer.
         application: Told of rows, rebalances and failure.
-        revoke_timeout_s: How long a revoke may wait for the application's last commit.
+        revoke_timeout_s: How long a revoke may wait for the application's last commit; it has failed after that.
     """
 
     def __init__(self, config: dict[str, Any], *, application: Application, revoke_timeout_s: float) -> None:
@@ -63,6 +64,8 @@ class PollThread:
         self._calls: queue.SimpleQueue[tuple[Callable[[confluent_kafka.Consumer], Any], Future[Any]]]
         self._calls = queue.SimpleQueue()
         self._stopping = threading.Event()
+        self._ending = threading.Lock()
+        self._has_ended = False
         self._thread = threading.Thread(target=self._run, name="kafka-poll", daemon=True)
         self._assignment: set[tuple[str, int]] = set()
         self._flowing: set[tuple[str, int]] = set()
@@ -71,6 +74,8 @@ class PollThread:
         self.at_end: set[tuple[str, int]] = set()
         """Partitions whose last record has been fetched; what lies before their end offset is transaction markers."""
         self.group_metadata: Any = None
+        self.generation = 0
+        """Goes up whenever partitions come and whenever they go: what belongs to an earlier one is void."""
 
     @property
     def assignment(self) -> set[tuple[str, int]]:
@@ -89,10 +94,11 @@ class PollThread:
     def call(self, function: Callable[[confluent_kafka.Consumer], T]) -> "Future[T]":
         """Run ``function(consumer)`` on the poll thread."""
         future: Future[T] = Future()
-        if not self._thread.is_alive():
-            future.set_exception(KafkaException(KafkaError(KafkaError._STATE, "the consumer is closed")))
-        else:
-            self._calls.put((function, future))
+        with self._ending:
+            if self._has_ended or not self._thread.is_alive():
+                future.set_exception(_closed())
+            else:
+                self._calls.put((function, future))
         return future
 
     def subscribe(self, topics: list[str]) -> "Future[None]":
@@ -103,10 +109,15 @@ class PollThread:
             )
         )
 
-    def seek(self, offsets: dict[tuple[str, int], int]) -> "Future[None]":
-        """Start reading assigned partitions from ``offsets``, and let their rows flow."""
+    def seek(self, offsets: dict[tuple[str, int], int], *, generation: int) -> "Future[None]":
+        """Start reading assigned partitions from ``offsets``, and let their rows flow.
+
+        Does nothing when ``generation`` is over.
+        """
 
         def start_from(consumer: confluent_kafka.Consumer) -> None:
+            if generation != self.generation:
+                return
             mine = {tp: offset for tp, offset in offsets.items() if tp in self._assignment}
             for (topic, partition), offset in mine.items():
                 consumer.seek(TopicPartition(topic, partition, offset))
@@ -122,19 +133,21 @@ class PollThread:
             while not self._stopping.is_set():
                 self._serve_calls(consumer)
                 self._hold_back(consumer)
+                generation = self.generation
                 messages = consumer.consume(1, _POLL_S)
                 if messages:
                     messages += consumer.consume(_MAX_ROWS, 0)
+                if messages and generation == self.generation:
                     self._deliver(consumer, messages)
         except BaseException as exc:
             self._application.failed(exc)
         finally:
             with contextlib.suppress(KafkaException):
                 consumer.close()
+            with self._ending:
+                self._has_ended = True
             while not self._calls.empty():
-                self._calls.get()[1].set_exception(
-                    KafkaException(KafkaError(KafkaError._STATE, "the consumer is closed"))
-                )
+                self._calls.get()[1].set_exception(_closed())
 
     def _serve_calls(self, consumer: confluent_kafka.Consumer) -> None:
         while True:
@@ -182,7 +195,7 @@ class PollThread:
             batches.append(to_columns(tp, rows))
             _, self.highwater[tp] = consumer.get_watermark_offsets(TopicPartition(*tp), cached=True)
         if batches:
-            self._application.deliver(batches)
+            self._application.deliver(batches, generation=self.generation)
 
     def _on_assign(self, consumer: confluent_kafka.Consumer, partitions: list[TopicPartition]) -> None:
         assigned = {(tp.topic, tp.partition) for tp in partitions}
@@ -190,7 +203,8 @@ class PollThread:
         consumer.pause(partitions)
         self._assignment, self._flowing, self.at_end = assigned, set(), set()
         self.group_metadata = consumer.consumer_group_metadata()
-        self._application.assigned(assigned)
+        self.generation += 1
+        self._application.assigned(assigned, generation=self.generation)
 
     def _on_revoke(self, consumer: confluent_kafka.Consumer, partitions: list[TopicPartition]) -> None:
         self._give_up(consumer, partitions, lost=False)
@@ -202,16 +216,24 @@ class PollThread:
         revoked = {(tp.topic, tp.partition) for tp in partitions}
         self._flowing -= revoked
         done = self._application.revoked(revoked, lost=lost)
-        waited_s = 0.0
-        while not done.done() and waited_s < self._revoke_timeout_s:
+        deadline_s = time.monotonic() + self._revoke_timeout_s
+        while not done.done() and time.monotonic() < deadline_s:
             self._serve_calls(consumer)
-            with contextlib.suppress(TimeoutError):
+            with contextlib.suppress(TimeoutError, CancelledError):
                 done.exception(_REBALANCE_POLL_S)
-            waited_s += _REBALANCE_POLL_S
         if not done.done():
-            logger.error("gave up waiting %.1f s for the last commit of %s", waited_s, sorted(revoked))
+            # What it commits from here on could be of partitions that another worker has by then.
+            msg = f"the last commit of {sorted(revoked)} took more than {self._revoke_timeout_s:.0f} s"
+            self._application.failed(TimeoutError(msg))
+        elif not done.cancelled() and (error := done.exception()) is not None:
+            self._application.failed(error)
         self._assignment -= revoked
+        self.generation += 1
         consumer.unassign()
+
+
+def _closed() -> KafkaException:
+    return KafkaException(KafkaError(KafkaError._STATE, "the consumer is closed"))
 
 
 def to_columns(tp: tuple[str, int], rows: list[confluent_kafka.Message]) -> RawBatch:
