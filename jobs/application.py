@@ -52,7 +52,7 @@ def load_application(module: str) -> Application:
     standing = [value for value in vars(loaded).values() if isinstance(value, FeatureView)]
     views = list(getattr(loaded, "VIEWS", standing))
     if not views or not all(isinstance(view, FeatureView) for view in views):
-        msg = f"application {module!r} defines views {views!r}, expected at least one FeatureView, or a list of them in VIEWS"
+        msg = f"application {module!r} defines views {views!r}, expected a FeatureView, or a list of them in VIEWS"
         raise ConfigError(msg)
     by_name = {view.name: view for view in views}
     if len(by_name) != len(views):
@@ -77,5 +77,8 @@ def _import(module: str) -> ModuleType:
             sys.path.insert(0, here)
         return importlib.import_module(module)
     except (ModuleNotFoundError, FileNotFoundError) as exc:
-        msg = f"application {module!r} cannot be imported: {exc}; expected a module in the working directory or on the Python path"
+        msg = (
+            f"application {module!r} cannot be imported: {exc}; expected a module in the working directory or on the "
+            "Python path, or a .py file"
+        )
         raise ConfigError(msg) from exc

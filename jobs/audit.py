@@ -1,8 +1,8 @@
 """Adds everything up: raw topics against feature rows, dead letters, scores, the online and the offline store.
 
-Nothing here trusts a counter of the pipeline: it reads what is committed on the topics and what the stores hold. Each raw
-record must be in an as-of row, on the dead-letter topic with a reason, or have come so late that only LATE panes hold it,
-which is decided anew from its event time and the watermarks before it.
+Nothing here trusts a counter of the pipeline: it reads what is committed on the topics and what the stores hold. Each
+raw record must be in an as-of row, on the dead-letter topic with a reason, or have come so late that only LATE panes
+hold it, which is decided anew from its event time and the watermarks before it.
 """
 
 import asyncio
@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated
 
+import numpy as np
 import polars as pl
 import pyarrow as pa
 import typer
@@ -107,10 +108,9 @@ def _check_source(brokers: str, view: FeatureView, rows: pl.DataFrame) -> list[C
             if facts.get("headrace.view", view.name.encode()) == view.name.encode():
                 reasons[facts["headrace.reason"].decode()] += 1
                 dead.append((int(facts["headrace.partition"]), int(facts["headrace.offset"])))
-    raw, event_times = _raw_records(brokers, view)
     seen = pl.DataFrame(dead, schema={"partition": pl.Int64, "offset": pl.Int64}, orient="row")
     seen = pl.concat([early.select("partition", "offset"), seen])
-    unseen = event_times.join(seen, on=["partition", "offset"], how="anti")
+    raw, unseen = _unseen_records(brokers, view, seen)
     late_only = _late_only(view, early, unseen)
     detail = f"{early.height} as-of rows + {len(dead)} dead letters {dict(reasons)} + {late_only} in LATE panes alone"
     doubled = seen.height - seen.unique().height
@@ -125,23 +125,27 @@ def _check_source(brokers: str, view: FeatureView, rows: pl.DataFrame) -> list[C
     ]
 
 
-def _raw_records(brokers: str, view: FeatureView) -> tuple[int, pl.DataFrame]:
-    raw, frames = 0, []
+def _unseen_records(brokers: str, view: FeatureView, seen: pl.DataFrame) -> tuple[int, pl.DataFrame]:
+    """Count the raw records, and give the event times of those that are neither in an as-of row nor dead letters."""
+    offsets = {int(number): part["offset"].to_numpy() for (number,), part in seen.group_by("partition")}
+    raw, frames = 0, [pl.DataFrame(schema={"partition": pl.Int64, "offset": pl.Int64, "event_time": pl.String})]
     for batch in read_topic(brokers, view.source.topic):
         raw += len(batch)
-        decoded = decode(batch, view.source.schema).rows
+        left = np.setdiff1d(batch.offsets, offsets.get(batch.partition, np.empty(0, np.int64)), assume_unique=True)
+        if not len(left):
+            continue
+        decoded = decode(batch.take(np.searchsorted(batch.offsets, left)), view.source.schema).rows
+        event_times = decoded.column(view.source.event_time).to_pylist()
         frames.append(
             pl.DataFrame(
                 {
                     "partition": pl.Series([batch.partition] * decoded.num_rows, dtype=pl.Int64),
-                    "offset": pl.Series(decoded.column("_offset").to_numpy(), dtype=pl.Int64),
-                    "event_time": pl.from_arrow(decoded.column(view.source.event_time)),
+                    "offset": pl.Series(decoded.column("_offset").to_pylist(), dtype=pl.Int64),
+                    "event_time": event_times,
                 }
             )
         )
-    return raw, pl.concat(frames) if frames else pl.DataFrame(
-        schema={"partition": pl.Int64, "offset": pl.Int64, "event_time": pl.String}
-    )
+    return raw, pl.concat(frames[1:] or frames)
 
 
 def _late_only(view: FeatureView, early: pl.DataFrame, unseen: pl.DataFrame) -> int:

@@ -110,6 +110,7 @@ def _scoring(
 
 def _only_model(application: Application) -> ModelSpec:
     if len(application.models) != 1:
-        msg = f"{application.module} has models {sorted(application.models)}, expected exactly one in MODELS for role scoring"
+        found = sorted(application.models)
+        msg = f"{application.module} has models {found}, expected exactly one in MODELS for the scoring role"
         raise ConfigError(msg)
     return next(iter(application.models.values()))

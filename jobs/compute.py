@@ -40,9 +40,9 @@ def compute(
 ) -> None:
     """Compute a view over a file of events, by the same engine as the live path.
 
-    A row may have `_partition`, `_offset` and `_broker_time` (RFC 3339 or microseconds); without them it is in partition 0,
-    its offset is its number in the file, and its time is not checked against the future. The output is the same, byte for
-    byte, whatever the batch size.
+    A row may have `_partition`, `_offset` and `_broker_time` (RFC 3339 or microseconds); without them it is in
+    partition 0, its offset is its number in the file, and its time is not checked against the future. The output is the
+    same, byte for byte, whatever the batch size.
     """
     view = _view(definition)
     if emit is not None and emit not in EMIT_MODES:

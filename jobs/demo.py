@@ -37,9 +37,9 @@ def demo(
 ) -> None:
     """Run all of Headrace on the flights of New York City in 2013, and check at the end that everything adds up.
 
-    Starts Kafka, Redis and Triton, computes features of the first months, trains a model on them, then goes on: live speed
-    first, so that you see freshness and latency as they are, then the rest as fast as it goes. A small share of reports
-    is delayed or corrupted on purpose. Everything is kept under <home>/demo, which each run begins afresh.
+    Starts Kafka, Redis and Triton, computes features of the first months, trains a model on them, then goes on: live
+    speed first, so that you see freshness and latency as they are, then the rest as fast as it goes. A small share of
+    reports is delayed or corrupted on purpose. Everything is kept under <home>/demo, which each run begins afresh.
     """
     _check_extra()
     days = [_day(train_until, "--train-until"), _day(until, "--until")]
@@ -111,7 +111,10 @@ def _clear(settings: Settings) -> None:
 
 def _check_extra() -> None:
     if missing := [name for name in _EXTRA if importlib.util.find_spec(name) is None]:
-        msg = f"the demo needs {', '.join(missing)}, which are not installed; run `make setup` or pip install 'headrace[demo,local]'"
+        msg = (
+            f"the demo needs {', '.join(missing)}, which are not installed; run `make setup` or "
+            "pip install 'headrace[demo,local]'"
+        )
         raise ConfigError(msg)
 
 

@@ -31,9 +31,9 @@ def worker(
 ) -> None:
     """Run one worker of one role, until SIGTERM.
 
-    Workers of a role share its partitions: start more of them, each with a --worker-id of its own, to scale out. A worker
-    that fails exits with code 1 and can be started again at any time: what it had not committed is done again, and what it
-    had committed is not.
+    Workers of a role share its partitions: start more of them, each with a --worker-id of its own, to scale out. A
+    worker that fails exits with code 1 and can be started again at any time: what it had not committed is done again,
+    and what it had committed is not.
     """
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     settings = Settings.from_environment(os.environ)

@@ -1,12 +1,12 @@
 """Runs a view over a file of events, through the very decoding, admission and engine of the live path.
 
-The input is one event a row in arrival order: NDJSON, or Parquet whose rows are turned into the same JSON. A row may name
-its ``_partition`` (default 0), ``_offset`` (default: its number in the file, from 0) and ``_broker_time`` (RFC 3339 or
-microseconds; without it the future guard does not apply). One engine runs per partition, as in the live path.
+The input is one event a row in arrival order: NDJSON, or Parquet whose rows are turned into the same JSON. A row may
+name its ``_partition`` (default 0), ``_offset`` (default: its number in the file, from 0) and ``_broker_time`` (RFC 3339
+or microseconds; without it the future guard does not apply). One engine runs per partition, as in the live path.
 
-Output does not depend on how the input is cut into batches: feature rows stand in the order of the event that made them,
-those that closing the input makes come last, by partition; of the as-of rows of ``latest`` the last of each key in the
-whole file is kept.
+Output does not depend on how the input is cut into batches: feature rows stand in the order of the event that made
+them, those that closing the input makes come last, by partition; of the as-of rows of ``latest`` the last of each key
+in the whole file is kept.
 """
 
 from collections.abc import Iterable, Iterator

@@ -1,0 +1,1 @@
+"""Definitions: contracts, sources, entities, views, models, rows, errors. Pure."""

@@ -1,8 +1,8 @@
 """Contracts of raw events: one versioned JSON Schema file per topic contract, compiled to an Arrow schema.
 
-A contract ``shop_event@1`` is the file ``schemas/events/shop_event@1.json``, looked for below the working directory first
-and then beside this module. Event times given as integers declare their unit with ``"x-unit": "ms"`` (us, ms, s); text
-event times are RFC 3339 (``"format": "date-time"``).
+A contract ``shop_event@1`` is the file ``schemas/events/shop_event@1.json``, looked for below the working directory
+first and then beside this module. Event times given as integers declare their unit with ``"x-unit": "ms"`` (us, ms, s);
+text event times are RFC 3339 (``"format": "date-time"``).
 """
 
 import json

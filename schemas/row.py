@@ -59,8 +59,8 @@ ENGINE_COLUMNS: Final = pa.schema(
 """What the engine says of each row besides entity key and features (session views add ``window_start``).
 
 ``event_time`` is the event's own on an as-of row and the window end on a closing pane; ``watermark`` is null while it
-is minus infinity; ``broker_time`` and ``request_id`` are those of the row that made this one; the pipeline puts the time of
-:data:`PRODUCED_TIME_HEADER` in place of ``broker_time`` where a record has it.
+is minus infinity; ``broker_time`` and ``request_id`` are those of the row that made this one; the pipeline puts the
+time of :data:`PRODUCED_TIME_HEADER` in place of ``broker_time`` where a record has it.
 """
 
 CONTEXT_COLUMNS: Final = pa.schema(

@@ -47,13 +47,14 @@ class EventSource:
 
     def __post_init__(self) -> None:
         if self.event_time not in self.schema.fields:
-            msg = f"`event_time` is {self.event_time!r}, expected a field of {self.contract}: {list(self.schema.fields)}"
+            fields = list(self.schema.fields)
+            msg = f"`event_time` is {self.event_time!r}, expected a field of {self.contract}: {fields}"
             raise ConfigError(msg)
         arrow = self.schema.arrow_schema.field(self.event_time).type
         unit = self.schema.fields[self.event_time].get("x-unit")
         if pa.types.is_integer(arrow) and unit not in EVENT_TIME_UNITS_US:
             msg = (
-                f"integer event time `{self.event_time}` of {self.contract} has unit {unit!r}, expected \"x-unit\" in "
+                f'integer event time `{self.event_time}` of {self.contract} has unit {unit!r}, expected "x-unit" in '
                 f"its contract to be one of {sorted(EVENT_TIME_UNITS_US)}"
             )
             raise ConfigError(msg)

@@ -40,7 +40,7 @@ def parse_duration_us(text: str, *, field: str) -> int:
     """
     parts = _DURATION.findall(text) if isinstance(text, str) else []
     if not parts or "".join(number + unit for number, unit in parts) != text:
-        msg = f"`{field}` is {text!r}, expected a duration such as '5m', '1h30m' or '250ms' (units us, ms, s, m, h, d, w)"
+        msg = f"`{field}` is {text!r}, expected a duration such as '5m', '1h30m' or '250ms' (us, ms, s, m, h, d, w)"
         raise ConfigError(msg)
     return sum(int(number) * _UNITS_US[unit] for number, unit in parts)
 

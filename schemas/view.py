@@ -59,7 +59,7 @@ class FeatureView:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
-            msg = f"`FeatureView` name is {self.name!r}, expected lower-case letters, digits and _ such as 'user_activity'"
+            msg = f"`FeatureView` name is {self.name!r}, expected lower-case letters, digits, _ such as 'user_activity'"
             raise ConfigError(msg)
         if not isinstance(self.version, int) or self.version < 1:
             msg = f"view {self.name}: `version` is {self.version!r}, expected a whole number of 1 or more"
@@ -110,14 +110,20 @@ class FeatureView:
             raise ConfigError(msg)
         if isinstance(feature, Aggregation):
             if self.gap is None:
-                msg = f"{where}: {feature.function} has no window, expected `.over('5m')`, `.over(last=N)` or `.over(lifetime=True)`"
+                msg = (
+                    f"{where}: {feature.function} has no window, expected `.over('5m')`, `.over(last=N)` or "
+                    "`.over(lifetime=True)`"
+                )
                 raise ConfigError(msg)
             feature = feature.as_feature()
         if not isinstance(feature, Feature):
             msg = f"{where} is a {type(feature).__name__}, expected a feature such as count().over('5m')"
             raise ConfigError(msg)
         if self.gap is not None and feature.size_us is not None:
-            msg = f"{where} has a window size in a session view, expected no `over` (the session is its window); put it into a sliding view"
+            msg = (
+                f"{where} has a window size in a session view, expected no `over` (the session is its window); "
+                "put it into a sliding view"
+            )
             raise ConfigError(msg)
         if feature.size_us is not None and feature.size_us < (self.slide_us or 0):
             msg = (
@@ -130,7 +136,8 @@ class FeatureView:
             raise ConfigError(msg)
         columns = self.source.schema.arrow_schema
         if feature.column is not None and feature.column not in columns.names:
-            msg = f"{where}: column {feature.column!r} is no field of {self.source.contract}, expected one of {columns.names}"
+            contract = self.source.contract
+            msg = f"{where}: column {feature.column!r} is no field of {contract}, expected one of {columns.names}"
             raise ConfigError(msg)
         if feature.column is not None and not _accepts(function.needs, columns.field(feature.column).type):
             msg = (

@@ -38,25 +38,17 @@ class RawBatch:
     def __len__(self) -> int:
         return len(self.offsets)
 
-    def split_at(self, offset: int) -> "tuple[RawBatch | None, RawBatch | None]":
-        """Split into the records before ``offset`` and those from it on; an empty side is None."""
-        at = int(np.searchsorted(self.offsets, offset))
-        if at == 0:
-            return None, self
-        if at == len(self):
-            return self, None
-        return self._slice(slice(0, at), next_offset=offset), self._slice(slice(at, None), next_offset=self.next_offset)
-
-    def _slice(self, rows: slice, *, next_offset: int) -> "RawBatch":
-        keys, values = self.keys[rows], self.values[rows]
+    def take(self, positions: NDArray[np.int64]) -> "RawBatch":
+        """Keep the records at ``positions``, which rise; at least one."""
+        keys, values = [self.keys[at] for at in positions], [self.values[at] for at in positions]
         return RawBatch(
             topic=self.topic,
             partition=self.partition,
-            offsets=self.offsets[rows],
-            broker_time_us=self.broker_time_us[rows],
+            offsets=self.offsets[positions],
+            broker_time_us=self.broker_time_us[positions],
             keys=keys,
             values=values,
-            headers=self.headers[rows],
-            next_offset=next_offset,
+            headers=[self.headers[at] for at in positions],
+            next_offset=self.next_offset,
             size_bytes=sum(len(part) for column in (keys, values) for part in column if part is not None),
         )

@@ -94,7 +94,7 @@ class Demo:
         self._prepare()
         self._say(f"Computing features of the flights up to {plan.train_until:%d %B %Y}, as fast as it goes")
         self._supervisor.start([Role.FEATURES, Role.ONLINE, Role.OFFLINE])
-        self._produce_watched(start=None, end=plan.train_until, speed=None)
+        self._produce_watched(start=None, end=plan.train_until, speed=None, leaves_table=False)
         self._wait_until_drained([Role.FEATURES, Role.ONLINE, Role.OFFLINE])
         self._train()
         trigger = airport_departures.topic
@@ -112,7 +112,9 @@ class Demo:
             live = board.quality()
             if plan.live_until < plan.until:
                 self._say(f"The rest, up to {plan.until:%d %B %Y}, as fast as it goes")
-                self._produce_watched(board=board, start=plan.live_until, end=plan.until, speed=None)
+                self._produce_watched(
+                    board=board, start=plan.live_until, end=plan.until, speed=None, leaves_table=False
+                )
             self._wait_until_drained(list(Role), board=board)
             return self._sum_up(board, live=live, scored_from=scored_from)
         finally:
@@ -125,7 +127,7 @@ class Demo:
             if held := sum(end_offsets(self._brokers, view.source.topic).values()):
                 msg = (
                     f"topic {view.source.topic} at {self._brokers} holds {held:,} records, expected none, so that the "
-                    "sums at the end can come out; delete the topics, or unset HEADRACE_KAFKA to use a Kafka of the demo's own"
+                    "sums at the end can come out; delete the topics, or unset HEADRACE_KAFKA for a Kafka of the demo's own"
                 )
                 raise ConfigError(msg)
 
@@ -140,7 +142,13 @@ class Demo:
         )
 
     def _produce_watched(
-        self, *, start: datetime | None, end: datetime, speed: float | None, board: Scoreboard | None = None
+        self,
+        *,
+        start: datetime | None,
+        end: datetime,
+        speed: float | None,
+        board: Scoreboard | None = None,
+        leaves_table: bool = True,
     ) -> None:
         """Produce a range on a thread of its own, showing meanwhile what goes on."""
         outcome: list[ProduceSummary | BaseException] = []
@@ -165,7 +173,7 @@ class Demo:
         thread = threading.Thread(target=produce, name="producer")
         thread.start()
         try:
-            self._watch(lambda _: not thread.is_alive(), board=board)
+            self._watch(lambda _: not thread.is_alive(), board=board, leaves_table=leaves_table)
         finally:
             self._stop.set()
             thread.join()
@@ -187,7 +195,8 @@ class Demo:
             lags = [samples.total("headrace_consumer_lag_records", role=name) for name in self._group_names(roles)]
             settled = settled + 1 if not any(lags) and self._raw_is_done() else 0
             if time.monotonic() > deadline:
-                msg = f"the workers still lag by {lags} records after {_DRAIN_S:.0f} s; see {self._settings.home / 'logs'}"
+                logs = self._settings.home / "logs"
+                msg = f"the workers still lag by {lags} records after {_DRAIN_S:.0f} s; see {logs}"
                 raise ServiceError(msg)
             return settled >= _SETTLED_SCRAPES
 
@@ -201,7 +210,9 @@ class Demo:
     def _group_names(roles: Sequence[Role]) -> list[str]:
         return [f"scoring.{LATE_ARRIVAL.name}" if role is Role.SCORING else str(role) for role in roles]
 
-    def _watch(self, is_done: Callable[[Samples], bool], *, board: Scoreboard | None) -> None:
+    def _watch(
+        self, is_done: Callable[[Samples], bool], *, board: Scoreboard | None, leaves_table: bool = True
+    ) -> None:
         """Show what goes on until it is done; workers that fail are started again meanwhile."""
         printed = time.monotonic()
         with Live(console=self._console, auto_refresh=False, transient=True) as live:
@@ -218,7 +229,8 @@ class Demo:
                 if is_done(samples):
                     break
                 time.sleep(_REFRESH_S)
-        self._console.print(self._view.table())
+        if leaves_table:
+            self._console.print(self._view.table())
 
     def _sum_up(self, board: Scoreboard, *, live: Quality, scored_from: Mapping[int, int]) -> bool:
         self._say("Adding up what is on the topics, in Redis and in Delta")

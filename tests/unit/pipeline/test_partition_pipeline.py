@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -232,16 +233,8 @@ def test_a_pipeline_starts_at_the_beginning_unless_told(view: FeatureView) -> No
     assert PartitionPipeline(view.source, [view], partition=0).resume_offset == 0
 
 
-def test_a_batch_splits_at_an_offset() -> None:
+def test_a_batch_keeps_the_records_that_are_taken() -> None:
     batch = make_batch([b"a", b"bb", b"ccc"], offsets=[3, 5, 9], keys=[b"k", None, b"k"])
-    assert batch.split_at(3) == (None, batch)
-    assert batch.split_at(10) == (batch, None)
-    before, after = batch.split_at(5)
-    assert before is not None
-    assert after is not None
-    assert (before.offsets.tolist(), before.next_offset, before.size_bytes) == ([3], 5, 2)
-    assert (after.offsets.tolist(), after.next_offset, after.size_bytes) == ([5, 9], 10, 6)
-    assert after.values == [b"bb", b"ccc"]
-    before, _ = batch.split_at(7)
-    assert before is not None
-    assert (before.offsets.tolist(), before.next_offset) == ([3, 5], 7)
+    taken = batch.take(np.array([0, 2]))
+    assert (taken.offsets.tolist(), taken.keys, taken.values) == ([3, 9], [b"k", b"k"], [b"a", b"ccc"])
+    assert (taken.next_offset, taken.size_bytes) == (10, 6)
