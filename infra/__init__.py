@@ -1,0 +1,1 @@
+"""What Headrace runs on: local services, dashboards, alert rules, compose files, decision records."""

@@ -239,8 +239,8 @@ class FeatureView:
 
 
 def _accepts(needs: str | None, arrow: pa.DataType) -> bool:
-    is_number = pa.types.is_integer(arrow) or pa.types.is_floating(arrow)
-    is_text = pa.types.is_string(arrow)
+    is_number: bool = pa.types.is_integer(arrow) or pa.types.is_floating(arrow)
+    is_text: bool = pa.types.is_string(arrow)
     match needs:
         case "number":
             return is_number

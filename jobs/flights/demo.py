@@ -127,7 +127,7 @@ class Demo:
             if held := sum(end_offsets(self._brokers, view.source.topic).values()):
                 msg = (
                     f"topic {view.source.topic} at {self._brokers} holds {held:,} records, expected none, so that the "
-                    "sums at the end can come out; delete the topics, or unset HEADRACE_KAFKA for a Kafka of the demo's own"
+                    "sums at the end can come out; delete the topics, or unset HEADRACE_KAFKA for one of the demo's own"
                 )
                 raise ConfigError(msg)
 
