@@ -59,12 +59,16 @@ class DuplicateMemory:
                 highest = max(highest, int(watermark_us[row]))
         return is_duplicate
 
+    def is_duplicate(self, event_id: Any, time_us: int, *, watermark_us: int) -> bool:
+        """Tell whether a single row repeats an admitted one."""
+        return any(self._covers(earlier, time_us, watermark_us) for earlier in self._times.get(event_id, ()))
+
     def _is_repeated(self, ids: pa.Array) -> Bools:
         encoded = ids.dictionary_encode()
         codes = pc.fill_null(encoded.indices, -1).to_numpy(zero_copy_only=False)
         is_known = np.array([event_id in self._times for event_id in encoded.dictionary.to_pylist()], dtype=np.bool_)
         is_known |= np.bincount(codes[codes >= 0], minlength=len(is_known)) > 1
-        repeated = np.append(is_known, False)[codes]
+        repeated: Bools = np.append(is_known, np.False_)[codes]
         return repeated
 
     def _covers(self, earlier_us: int, time_us: int, watermark_us: int) -> bool:

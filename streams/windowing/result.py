@@ -5,8 +5,6 @@ from typing import Final
 
 import pyarrow as pa
 
-from schemas.time import MINUS_INFINITY_US
-
 LAST_DATETIME_US: Final = 253_402_300_799_999_999
 """9999-12-31T23:59:59.999999Z: how the end of time is written in a row, the last moment that every reader can show."""
 
@@ -69,8 +67,3 @@ class StepResult:
     watermark_us: int
     counts: StepCounts
     marker: WatermarkMarker | None = None
-
-
-def shown_watermark(watermark_us: int) -> int | None:
-    """Watermark as a row shows it: None for minus infinity, never past the last date-time."""
-    return None if watermark_us <= MINUS_INFINITY_US else min(watermark_us, LAST_DATETIME_US)

@@ -1,16 +1,16 @@
 """Rows one at a time, in and out, for what can't be done a column at a time."""
 
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from schemas.row import Pane
 from streams.windowing.batch import InputBatch
 from streams.windowing.plan import Plan, PlannedFeature, Scope
-from streams.windowing.result import shown_watermark
+
+_OF_MAKER: Final = frozenset({"source_offset", "broker_time", "request_id"})
 
 
 class RowView:
@@ -64,7 +64,8 @@ class RowSink:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._events = [f.name for f in plan.features if f.scope is Scope.EVENT]
-        self._columns: dict[str, list[Any]] = {name: [] for name in plan.view.engine_schema.names}
+        self._schema = plan.view.engine_schema
+        self._columns: dict[str, list[Any]] = {name: [] for name in self._schema.names if name not in _OF_MAKER}
         self._makers: list[int] = []
         self._is_early: list[bool] = []
 
@@ -94,39 +95,24 @@ class RowSink:
         columns["pane"].append(pane.value)
         columns["pane_index"].append(pane_index)
         columns["is_final"].append(is_final)
-        columns["watermark"].append(shown_watermark(watermark_us))
+        columns["watermark"].append(watermark_us)
         if "window_start" in columns:
             columns["window_start"].append(window_us[0])
         self._makers.append(maker)
         self._is_early.append(pane is Pane.EARLY)
 
-    def to_table(self, batch: InputBatch | None, *, prefix: str, last_offset: int | None) -> pa.Table:
-        """Lay the rows out as the view's ``engine_schema``."""
-        schema = self._plan.view.engine_schema
-        n_rows = len(self._makers)
+    def to_columns(self) -> tuple[dict[str, pa.Array], npt.NDArray[np.int64]]:
+        """Columns that the sink knows of, and the makers; of ``latest`` as-of rows, only the last of each key."""
+        columns = {name: pa.array(values, self._type(name)) for name, values in self._columns.items()}
         makers = np.array(self._makers, dtype=np.int64)
-        if batch is None:
-            self._columns["source_offset"] = [last_offset] * n_rows
-            self._columns["broker_time"] = [None] * n_rows
-            self._columns["request_id"] = [None if last_offset is None else f"{prefix}{last_offset}"] * n_rows
-            made: dict[str, Any] = {}
-        else:
-            made = {
-                "source_offset": pa.array(batch.offsets[makers], pa.int64()),
-                "broker_time": batch.table.column("_broker_time").chunk(0).take(pa.array(makers, pa.int64())),
-                "request_id": batch.request_ids(makers, prefix=prefix),
-            }
-        arrays = []
-        for field in schema:
-            values = made.get(field.name)
-            if values is None:
-                kind = pa.int64() if pa.types.is_timestamp(field.type) else field.type
-                values = pa.array(self._columns[field.name], kind)
-            arrays.append(pc.cast(values, field.type))
-        table = pa.Table.from_arrays(arrays, schema=schema)
         if self._plan.view.emit != "latest":
-            return table
-        return table.filter(pa.array(self._newest_early(), pa.bool_()))
+            return columns, makers
+        keep = np.array(self._newest_early(), dtype=np.bool_)
+        return {name: values.filter(pa.array(keep)) for name, values in columns.items()}, makers[keep]
+
+    def _type(self, name: str) -> pa.DataType:
+        kind = self._schema.field(name).type
+        return pa.int64() if pa.types.is_timestamp(kind) else kind
 
     def _newest_early(self) -> list[bool]:
         """Keep closing panes, and of the as-of rows the last of each key."""

@@ -87,6 +87,31 @@ def views(draw: st.DrawFn, *, emit: str = "every_event") -> FeatureView:
 
 
 @st.composite
+def session_views(draw: st.DrawFn) -> FeatureView:
+    features: dict[str, Any] = {f"s{index}": draw(aggregations()) for index in range(draw(st.integers(1, 3)))}
+    if draw(st.booleans()):
+        features["l0"] = draw(aggregations(is_last=True)).over(last=draw(st.integers(1, 3)))
+    if draw(st.booleans()):
+        features["life"] = draw(aggregations()).over(lifetime=True)
+    if draw(st.booleans()):
+        features["own"] = from_event("x")
+    return FeatureView(
+        "sessions",
+        version=1,
+        entity=ENTITY,
+        source=make_source(
+            max_out_of_orderness=f"{draw(st.sampled_from([0, 5, 30]))}s",
+            **draw(st.sampled_from([{}, {"event_id": "id", "dedup_window": "15s"}])),
+        ),
+        gap=draw(st.sampled_from(["4s", "15s", "60s"])),
+        allowed_lateness=f"{draw(st.sampled_from([0, 3, 100]))}s",
+        state_ttl=draw(st.sampled_from(["25s", "30d"])),
+        emit="every_event",
+        features=features,
+    )
+
+
+@st.composite
 def logs(draw: st.DrawFn, *, max_size: int = 30) -> list[Row]:
     rows: list[Row] = []
     now = draw(st.sampled_from([-40, 0, 1_000_000]))
@@ -180,8 +205,14 @@ def test_a_sliding_view_is_the_oracle(view: FeatureView, rows: list[Row]) -> Non
     check_against_oracle(view, rows)
 
 
+@settings(max_examples=120, deadline=None)
+@given(view=session_views(), rows=logs())
+def test_a_session_view_is_the_oracle(view: FeatureView, rows: list[Row]) -> None:
+    check_against_oracle(view, rows)
+
+
 @settings(max_examples=80, deadline=None)
-@given(view=views(), rows=logs(), splits=st.lists(st.integers(0, 30), max_size=6), restore=st.booleans())
+@given(view=st.one_of(views(), session_views()), rows=logs(), splits=st.lists(st.integers(0, 30), max_size=6), restore=st.booleans())
 def test_batches_and_restarts_do_not_show(view: FeatureView, rows: list[Row], splits: list[int], restore: bool) -> None:
     check_batching(view, rows, [s for s in splits if s < len(rows)], restore=restore)
 

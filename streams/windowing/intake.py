@@ -1,0 +1,116 @@
+"""What the engine needs of the part that takes rows in, for either kind of view."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from schemas.row import Reason
+from schemas.time import END_OF_TIME_US, MINUS_INFINITY_US, format_rfc3339
+from schemas.view import FeatureView
+from streams.windowing.admission import Rejections
+from streams.windowing.batch import InputBatch
+from streams.windowing.plan import Plan
+from streams.windowing.result import LAST_DATETIME_US
+from streams.windowing.segment import Ints
+
+
+@dataclass(frozen=True, kw_only=True)
+class Taken:
+    """What became of a batch.
+
+    Attributes:
+        rows: Rows of output, in order, with the view's ``engine_schema``.
+        watermark_us: Watermark after the batch.
+        admitted: Rows admitted.
+        partially_late: Of those, the ones for which some of their windows had expired.
+        without_as_of: Of those, the ones that get no as-of row though the emit mode asks for them.
+    """
+
+    rows: pa.Table
+    watermark_us: int
+    admitted: int = 0
+    partially_late: int = 0
+    without_as_of: int = 0
+
+
+class Intake(Protocol):
+    """State of a view over one partition, and how rows get into it."""
+
+    def take_in(
+        self, batch: InputBatch, candidates: Ints, time_us: Ints, *, watermark_us: int, rejections: Rejections
+    ) -> Taken:
+        """Judge rows in offset order against the watermark, reject or admit each, and give what they fire.
+
+        Args:
+            batch: The batch.
+            candidates: Positions of the rows that passed the screen.
+            time_us: Event time of each row of the batch.
+            watermark_us: Watermark before the batch.
+            rejections: Where rejected rows are added.
+        """
+
+    def advance(self, *, before_us: int, after_us: int, last_offset: int | None) -> pa.Table:
+        """Move the watermark without a row and give what that fires."""
+
+    def to_tables(self) -> dict[str, pa.Table]:
+        """State as tables."""
+
+    def from_tables(self, tables: dict[str, pa.Table], *, watermark_us: int) -> None:
+        """Take over a state."""
+
+
+class OutputTable:
+    """Adds to rows of output what is known of the rows that made them."""
+
+    def __init__(self, plan: Plan, *, prefix: str) -> None:
+        self._schema = plan.view.engine_schema
+        self._prefix = prefix
+
+    def of_batch(self, columns: dict[str, pa.Array], makers: Ints, batch: InputBatch) -> pa.Table:
+        """Rows made by rows of a batch; ``makers`` are positions in it."""
+        made = {
+            "source_offset": pa.array(batch.offsets[makers], pa.int64()),
+            "broker_time": batch.table.column("_broker_time").chunk(0).take(pa.array(makers, pa.int64())),
+            "request_id": batch.request_ids(makers, prefix=self._prefix),
+        }
+        return self._lay_out(columns | made)
+
+    def of_step(self, columns: dict[str, pa.Array], *, last_offset: int | None) -> pa.Table:
+        """Rows made by a step of the watermark without a row: they carry the last offset before it."""
+        n_rows = len(columns["pane"])
+        request_id = None if last_offset is None else f"{self._prefix}{last_offset}"
+        made = {
+            "source_offset": pa.array([last_offset] * n_rows, pa.int64()),
+            "broker_time": pa.nulls(n_rows, pa.int64()),
+            "request_id": pa.array([request_id] * n_rows, pa.string()),
+        }
+        return self._lay_out(columns | made)
+
+    def _lay_out(self, columns: dict[str, pa.Array]) -> pa.Table:
+        watermark_us = pc.cast(columns["watermark"], pa.int64()).to_numpy()
+        columns["watermark"] = pa.array(
+            np.minimum(watermark_us, LAST_DATETIME_US), mask=watermark_us <= MINUS_INFINITY_US
+        )
+        return pa.Table.from_arrays([columns[f.name].cast(f.type) for f in self._schema], schema=self._schema)
+
+
+def explain_duplicate(view: FeatureView, row: int, event_id: object, rejections: Rejections) -> None:
+    """Reject a row that repeats an admitted one."""
+    source = view.source
+    detail = f"`{source.event_id}` {event_id!r} was admitted before, less than {source.dedup_window} apart"
+    rejections.add(row, Reason.DUPLICATE, detail)
+
+
+def explain_late(view: FeatureView, row: int, time_us: int, watermark_us: int, rejections: Rejections) -> None:
+    """Reject a row whose windows had all expired."""
+    watermark = format_rfc3339(min(watermark_us, LAST_DATETIME_US))
+    detail = f"its windows had expired: watermark {watermark}, allowed lateness {view.allowed_lateness}"
+    rejections.add(row, Reason.LATE, detail, late_by_us=min(watermark_us - time_us, END_OF_TIME_US))
+
+
+def explain_overflow(row: int, feature: str, rejections: Rejections) -> None:
+    """Reject a row that would take an integer sum out of int64."""
+    rejections.add(row, Reason.OVERFLOW, f"the sum `{feature}` would leave the range of int64")

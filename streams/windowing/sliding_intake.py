@@ -1,0 +1,183 @@
+"""Rows into sliding windows, a batch at a time: judged against the watermark, each against the rows before it."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from schemas.row import Pane
+from streams.windowing.admission import Rejections
+from streams.windowing.batch import InputBatch
+from streams.windowing.columns import take_rows
+from streams.windowing.duplicate import DuplicateMemory
+from streams.windowing.intake import OutputTable, Taken, explain_duplicate, explain_late, explain_overflow
+from streams.windowing.plan import Plan
+from streams.windowing.segment import Bools, Ints
+from streams.windowing.sliding import AdmittedRows, SlidingState
+
+_NO_ROWS: Ints = np.empty(0, dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class _Judged:
+    """Rows that passed the screen, judged against the watermark.
+
+    Attributes:
+        rows: Positions in the batch.
+        time_us: Event times.
+        before_us: Watermark that each was judged against.
+        after_us: Watermark after each.
+        is_duplicate: Rejected as duplicates.
+        is_late: Rejected as late.
+        is_partially_late: Admitted, though some of its windows had expired.
+    """
+
+    rows: Ints
+    time_us: Ints
+    before_us: Ints
+    after_us: Ints
+    is_duplicate: Bools
+    is_late: Bools
+    is_partially_late: Bools
+
+    @property
+    def is_admitted(self) -> Bools:
+        """Neither duplicate nor late."""
+        return ~(self.is_duplicate | self.is_late)
+
+
+class SlidingIntake:
+    """State of a sliding view, and how rows get into it."""
+
+    def __init__(self, plan: Plan, *, prefix: str, duplicates: DuplicateMemory | None) -> None:
+        self._plan = plan
+        self._state = SlidingState(plan)
+        self._output = OutputTable(plan, prefix=prefix)
+        self._duplicates = duplicates
+        self._out_of_orderness_us = plan.view.source.max_out_of_orderness_us
+
+    def take_in(
+        self, batch: InputBatch, candidates: Ints, time_us: Ints, *, watermark_us: int, rejections: Rejections
+    ) -> Taken:
+        """Judge, reject or admit each row (see :class:`streams.windowing.intake.Intake`)."""
+        judged = self._judge(batch, candidates, time_us[candidates], watermark_us)
+        admitted = judged.rows[judged.is_admitted]
+        nothing = Taken(rows=self._plan.view.engine_schema.empty_table(), watermark_us=watermark_us)
+        if not len(admitted):
+            self._explain(judged, batch, rejections)
+            return nothing
+        is_admitted = judged.is_admitted
+        prepared = self._state.prepare(
+            AdmittedRows(
+                take_rows(batch.table, admitted),
+                judged.time_us[is_admitted],
+                batch.offsets[admitted],
+                judged.before_us[is_admitted],
+                judged.after_us[is_admitted],
+            )
+        )
+        if self._state.might_overflow(prepared):
+            if len(candidates) > 1:
+                return self._take_in_singly(batch, candidates, time_us, watermark_us, rejections)
+            if (feature := self._state.overflowing(prepared)) is not None:
+                explain_overflow(int(admitted[0]), feature, rejections)
+                return nothing
+        self._explain(judged, batch, rejections)
+        watermark_us = int(judged.after_us[-1])
+        if self._duplicates is not None:
+            self._duplicates.add(self._ids(batch, admitted).to_pylist(), prepared.rows.time_us.tolist())
+            self._duplicates.forget(watermark_us)
+        emit = self._plan.view.emit
+        output = self._state.process(prepared, emit=emit)
+        without_as_of = prepared.first <= self._plan.expired_ends(prepared.rows.before_us)
+        return Taken(
+            rows=self._output.of_batch(output.columns, admitted[output.maker], batch),
+            watermark_us=watermark_us,
+            admitted=len(admitted),
+            partially_late=int(judged.is_partially_late.sum()),
+            without_as_of=0 if emit == "on_close" else int(without_as_of.sum()),
+        )
+
+    def _take_in_singly(
+        self, batch: InputBatch, candidates: Ints, time_us: Ints, watermark_us: int, rejections: Rejections
+    ) -> Taken:
+        parts: list[Taken] = []
+        for position in range(len(candidates)):
+            one = candidates[position : position + 1]
+            parts.append(self.take_in(batch, one, time_us, watermark_us=watermark_us, rejections=rejections))
+            watermark_us = parts[-1].watermark_us
+        return Taken(
+            rows=self._without_repeats(pa.concat_tables([part.rows for part in parts]).combine_chunks()),
+            watermark_us=watermark_us,
+            admitted=sum(part.admitted for part in parts),
+            partially_late=sum(part.partially_late for part in parts),
+            without_as_of=sum(part.without_as_of for part in parts),
+        )
+
+    def _without_repeats(self, rows: pa.Table) -> pa.Table:
+        """Of the as-of rows of a batch that was taken in row by row, keep what the emit mode asks for."""
+        if self._plan.view.emit != "latest":
+            return rows
+        is_left_out = pc.equal(rows.column("pane"), Pane.EARLY.value).to_numpy().copy()
+        early = np.flatnonzero(is_left_out)
+        keys = rows.column(self._plan.key).combine_chunks().take(pa.array(early))
+        codes = keys.dictionary_encode().indices.to_numpy()
+        newest = np.full(int(codes.max(initial=-1)) + 1, -1, dtype=np.int64)
+        newest[codes] = early
+        is_left_out[newest] = False
+        return rows.filter(pa.array(~is_left_out))
+
+    def _judge(self, batch: InputBatch, rows: Ints, time_us: Ints, watermark_us: int) -> _Judged:
+        """Judge each row against the watermark before it; a row that is rejected moves it for nobody.
+
+        A late row needs no care: its windows end at or before the watermark, so its event time is before it too.
+        """
+        alone_us = time_us - self._out_of_orderness_us
+        is_duplicate = np.zeros(len(rows), dtype=np.bool_)
+        if self._duplicates is not None:
+            is_duplicate = self._duplicates.find(
+                self._ids(batch, rows),
+                time_us,
+                watermark_us=alone_us,
+                start_us=watermark_us,
+                is_late=self._is_late,
+            )
+        after_us = np.maximum.accumulate(np.where(is_duplicate, watermark_us, np.maximum(alone_us, watermark_us)))
+        before_us = np.concatenate([[watermark_us], after_us[:-1]])[: len(rows)].astype(np.int64)
+        _, first, last = self._state.tiles_of(time_us)
+        expired = self._plan.expired_ends(before_us)
+        is_late = (last <= expired) & ~is_duplicate
+        is_partially_late = (first <= expired) & ~is_late & ~is_duplicate
+        return _Judged(rows, time_us, before_us, after_us, is_duplicate, is_late, is_partially_late)
+
+    def _is_late(self, time_us: int, watermark_us: int) -> bool:
+        _, _, last = self._state.tiles_of(np.array([time_us]))
+        return int(last[0]) <= self._plan.expired(watermark_us)
+
+    def _ids(self, batch: InputBatch, rows: Ints) -> pa.Array:
+        return batch.table.column(self._plan.view.source.event_id).chunk(0).take(pa.array(rows))
+
+    def _explain(self, judged: _Judged, batch: InputBatch, rejections: Rejections) -> None:
+        view = self._plan.view
+        for position in np.flatnonzero(judged.is_duplicate).tolist():
+            row = int(judged.rows[position])
+            explain_duplicate(view, row, batch.table.column(view.source.event_id)[row].as_py(), rejections)
+        for position in np.flatnonzero(judged.is_late).tolist():
+            time_us, before_us = int(judged.time_us[position]), int(judged.before_us[position])
+            explain_late(view, int(judged.rows[position]), time_us, before_us, rejections)
+
+    def advance(self, *, before_us: int, after_us: int, last_offset: int | None) -> pa.Table:
+        """Move the watermark without a row and give what that fires."""
+        step = AdmittedRows(None, _NO_ROWS, _NO_ROWS, np.array([before_us]), np.array([after_us]))
+        output = self._state.process(self._state.prepare(step), emit="on_close")
+        return self._output.of_step(output.columns, last_offset=last_offset)
+
+    def to_tables(self) -> dict[str, pa.Table]:
+        """State as tables."""
+        return self._state.to_tables()
+
+    def from_tables(self, tables: dict[str, pa.Table], *, watermark_us: int) -> None:
+        """Take over a state."""
+        del watermark_us
+        self._state.from_tables(tables)
