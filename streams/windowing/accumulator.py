@@ -36,6 +36,10 @@ class Accumulator(ABC):
     def result(self) -> Any:
         """Value of the feature."""
 
+    def integer_total(self) -> int:
+        """Integer sum so far, of a sum; what overflow is guarded by."""
+        return 0
+
     def dump(self) -> list[Any]:
         """State as JSON values."""
         return [getattr(self, name) for name in self.state]
@@ -65,7 +69,7 @@ class _Count(Accumulator):
         return self.n_rows
 
 
-class Total(Accumulator):
+class _Total(Accumulator):
     """Sum, in Python integers (the engine refuses rows that would leave int64) or floats from 0.0 on."""
 
     state = ("n_values", "total")
@@ -86,8 +90,11 @@ class Total(Accumulator):
     def result(self) -> float | None:
         return self.total if self.n_values else None
 
+    def integer_total(self) -> int:
+        return int(self.total)
 
-class _Mean(Total):
+
+class _Mean(_Total):
     """Float sum by the number of values."""
 
     def __init__(self) -> None:
@@ -259,7 +266,7 @@ def make_accumulator(function: str, result_type: pa.DataType) -> Accumulator:
     is_integer = pa.types.is_integer(result_type)
     makers: dict[str, Callable[[], Accumulator]] = {
         "count": _Count,
-        "sum": lambda: Total(0 if is_integer else 0.0),
+        "sum": lambda: _Total(0 if is_integer else 0.0),
         "mean": _Mean,
         "min": lambda: _Extreme(min),
         "max": lambda: _Extreme(max),

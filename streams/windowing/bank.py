@@ -1,4 +1,8 @@
-"""The aggregates of a set of features, kept for cells: registers and tallies, shared where features need the same one."""
+"""The aggregates of a set of features, kept for cells.
+
+Registers and tallies are shared: the mean and the sum of a column under the same filter are made of the same two
+registers.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,6 +33,10 @@ Place = tuple[str, str | None, int | None]
 _INT64: Final = np.iinfo(np.int64)
 
 
+_Fold = Callable[[str, PlannedFeature], Any]
+"""Gives the merged state of a kind of aggregate that a feature is made of, for each query."""
+
+
 @dataclass(frozen=True)
 class BankRows:
     """A batch taken in but not yet part of the state."""
@@ -46,29 +54,29 @@ class CellBank:
         self._pools = pools
         self.registers: dict[Place, Register] = {}
         self.tallies: dict[Place, Tally] = {}
+        self._results: dict[str, Callable[[PlannedFeature, _Fold], pa.Array]] = {
+            "count": self._count,
+            "sum": self._reduced,
+            "mean": self._mean,
+            "min": self._extreme,
+            "max": self._extreme,
+            "variance": self._spread,
+            "stddev": self._spread,
+            "first": self._edge,
+            "last": self._edge,
+            "distinct": self._distinct,
+            "entropy": self._entropy,
+        }
         for feature in features:
             self._add(feature)
 
     def _add(self, feature: PlannedFeature) -> None:
-        is_integer = feature.input_type is not None and pa.types.is_integer(feature.input_type)
         for kind in _KINDS[feature.function](feature):
             place = (kind, feature.column, feature.filter_index)
             if kind == "tally":
                 self.tallies.setdefault(place, Tally())
-                continue
-            dtype = None if feature.input_type is None else dtype_of(feature.input_type)
-            makers: dict[str, Callable[[], Register]] = {
-                "count": CountRegister,
-                "sum": lambda: ReduceRegister(np.add, neutral=0, dtype=np.int64 if is_integer else np.float64),
-                "float_sum": lambda: ReduceRegister(np.add, neutral=0.0, dtype=np.float64),
-                "min": lambda: ReduceRegister(np.minimum, neutral=_INT64.max if is_integer else np.inf, dtype=dtype),
-                "max": lambda: ReduceRegister(np.maximum, neutral=_INT64.min if is_integer else -np.inf, dtype=dtype),
-                "moments": MomentsRegister,
-                "first": lambda: EdgeRegister(is_last=False, dtype=dtype or np.int64),
-                "last": lambda: EdgeRegister(is_last=True, dtype=dtype or np.int64),
-            }
-            if place not in self.registers:
-                self.registers[place] = makers[kind]()
+            elif place not in self.registers:
+                self.registers[place] = _make_register(kind, feature)
 
     def grow(self, capacity: int) -> None:
         """Make room for cells below ``capacity``."""
@@ -94,9 +102,8 @@ class CellBank:
         tallied = {}
         for place, tally in self.tallies.items():
             _, column, filter_index = place
-            assert column is not None
             is_value = columns.is_value(column, filter_index)[rows.order]
-            tallied[place] = tally.scan(rows, columns.codes(column)[rows.order], is_value)
+            tallied[place] = tally.scan(rows, columns.codes(column or "")[rows.order], is_value)
         return BankRows(rows, running, tallied)
 
     def _inputs(self, columns: BatchColumns, place: Place, rows: CellRows) -> Any:
@@ -124,7 +131,7 @@ class CellBank:
                     folded[place] = self.registers[place].fold(reads, batch.running[place] if batch else {})
             return folded[place]
 
-        return {feature.name: self._result(feature, fold) for feature in features}
+        return {feature.name: self._results[feature.function](feature, fold) for feature in features}
 
     def to_tables(self, cells: Ints, *, name: str, owners: dict[str, pa.Array]) -> dict[str, pa.Table]:
         """State of these cells: a table of one row each (after the columns ``owners``) and one for each tally."""
@@ -132,8 +139,7 @@ class CellBank:
         peaks = {}
         for number, register in enumerate(self.registers.values()):
             columns |= {f"{number}.{part}": pa.array(values[cells]) for part, values in register.state.items()}
-            if isinstance(register, ReduceRegister):
-                peaks[str(number)] = str(register.peak)
+            peaks[str(number)] = str(register.peak)
         tables = {name: pa.table(columns).replace_schema_metadata(peaks)}
         row_of = np.full(int(cells.max(initial=-1)) + 1, -1, dtype=np.int64)
         row_of[cells] = np.arange(len(cells))
@@ -148,16 +154,13 @@ class CellBank:
         for number, register in enumerate(self.registers.values()):
             for part, values in register.state.items():
                 values[cells] = table.column(f"{number}.{part}").to_numpy()
-            if isinstance(register, ReduceRegister):
-                register.peak = peaks[str(number)]
+            register.peak = peaks[str(number)]
         for number, tally in enumerate(self.tallies.values()):
             tally.from_table(tables[f"{name}.tally.{number}"], cells)
 
     def sum_peak(self, feature: PlannedFeature) -> int:
         """No cell's integer sum of this feature has been further from 0 than this."""
-        register = self.registers["sum", feature.column, feature.filter_index]
-        assert isinstance(register, ReduceRegister)
-        return register.peak
+        return self.registers["sum", feature.column, feature.filter_index].peak
 
     def used_codes(self, column: str) -> list[Array]:
         """Codes of a column's pool that the state holds."""
@@ -180,35 +183,60 @@ class CellBank:
                 if place[1] == column and "value" in register.state:
                     register.state["value"] = mapping[register.state["value"]]
 
-    def _result(self, feature: PlannedFeature, fold: Callable[[str, PlannedFeature], Any]) -> pa.Array:
-        result_type = feature.result_type
-        match feature.function:
-            case "count":
-                return number_to_arrow(fold("count", feature)["n"], None, result_type)
-            case "distinct":
-                return number_to_arrow(count_distinct(fold("tally", feature)), None, result_type)
-            case "entropy":
-                counts: ValueCounts = fold("tally", feature)
-                bits = entropy_bits(counts.query, counts.count, counts.n_queries, decimals=ENTROPY_DECIMALS)
-                return number_to_arrow(*bits, result_type)
-            case "first" | "last":
-                edge = fold(feature.function, feature)
-                assert feature.column is not None
-                return self._pools.to_arrow(feature.column, result_type, edge["value"], edge["has_value"])
-            case "min" | "max" if feature.column is not None and _is_coded(feature):
-                pool = self._pools.pools[feature.column]
-                code, has_value = extreme_rank(fold("tally", feature), pool.ranks(), is_max=feature.function == "max")
-                return pool.decode(code, has_value)
-            case "variance" | "stddev":
-                moments = fold("moments", feature)
-                variance = moments["squares"] / np.maximum(moments["n"], 1)
-                values = np.sqrt(variance) if feature.function == "stddev" else variance
-                return number_to_arrow(values, moments["n"] > 0, result_type)
+    def _count(self, feature: PlannedFeature, fold: _Fold) -> pa.Array:
+        return number_to_arrow(fold("count", feature)["n"], None, feature.result_type)
+
+    def _reduced(self, feature: PlannedFeature, fold: _Fold) -> pa.Array:
+        values = fold(feature.function, feature)["value"]
+        return number_to_arrow(values, fold("count", feature)["n"] > 0, feature.result_type)
+
+    def _mean(self, feature: PlannedFeature, fold: _Fold) -> pa.Array:
+        total = fold("float_sum" if _is_integer(feature) else "sum", feature)["value"]
         n_values = fold("count", feature)["n"]
-        if feature.function == "mean":
-            total = fold("float_sum" if _is_integer(feature) else "sum", feature)["value"]
-            return number_to_arrow(total / np.maximum(n_values, 1), n_values > 0, result_type)
-        return number_to_arrow(fold(feature.function, feature)["value"], n_values > 0, result_type)
+        return number_to_arrow(total / np.maximum(n_values, 1), n_values > 0, feature.result_type)
+
+    def _extreme(self, feature: PlannedFeature, fold: _Fold) -> pa.Array:
+        if not _is_coded(feature):
+            return self._reduced(feature, fold)
+        pool = self._pools.pools[feature.source]
+        code, has_value = extreme_rank(fold("tally", feature), pool.ranks(), is_max=feature.function == "max")
+        return pool.decode(code, has_value)
+
+    def _spread(self, feature: PlannedFeature, fold: _Fold) -> pa.Array:
+        moments = fold("moments", feature)
+        variance = moments["squares"] / np.maximum(moments["n"], 1)
+        values = np.sqrt(variance) if feature.function == "stddev" else variance
+        return number_to_arrow(values, moments["n"] > 0, feature.result_type)
+
+    def _edge(self, feature: PlannedFeature, fold: _Fold) -> pa.Array:
+        edge = fold(feature.function, feature)
+        return self._pools.to_arrow(feature.source, feature.result_type, edge["value"], edge["has_value"])
+
+    def _distinct(self, feature: PlannedFeature, fold: _Fold) -> pa.Array:
+        return number_to_arrow(count_distinct(fold("tally", feature)), None, feature.result_type)
+
+    def _entropy(self, feature: PlannedFeature, fold: _Fold) -> pa.Array:
+        counts: ValueCounts = fold("tally", feature)
+        bits = entropy_bits(counts.query, counts.count, counts.n_queries, decimals=ENTROPY_DECIMALS)
+        return number_to_arrow(*bits, feature.result_type)
+
+
+def _make_register(kind: str, feature: PlannedFeature) -> Register:
+    is_integer = _is_integer(feature)
+    dtype: Any = np.int64 if feature.input_type is None else dtype_of(feature.input_type) or np.int64
+    highest: float = _INT64.max if is_integer else np.inf
+    lowest: float = _INT64.min if is_integer else -np.inf
+    makers: dict[str, Callable[[], Register]] = {
+        "count": CountRegister,
+        "sum": lambda: ReduceRegister(np.add, neutral=0, dtype=np.int64 if is_integer else np.float64),
+        "float_sum": lambda: ReduceRegister(np.add, neutral=0.0, dtype=np.float64),
+        "min": lambda: ReduceRegister(np.minimum, neutral=highest, dtype=dtype),
+        "max": lambda: ReduceRegister(np.maximum, neutral=lowest, dtype=dtype),
+        "moments": MomentsRegister,
+        "first": lambda: EdgeRegister(is_last=False, dtype=dtype),
+        "last": lambda: EdgeRegister(is_last=True, dtype=dtype),
+    }
+    return makers[kind]()
 
 
 def _is_integer(feature: PlannedFeature) -> bool:

@@ -1,4 +1,4 @@
-"""What goes into the engine: a batch of one partition's rows in offset order, checked against the contract's columns."""
+"""What goes into the engine: a batch of one partition's rows in offset order, checked against its contract."""
 
 from typing import Any
 

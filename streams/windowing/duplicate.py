@@ -1,8 +1,8 @@
 """Event ids of admitted rows, remembered to tell a copy.
 
-A row is a duplicate iff an admitted row before it has the same id, their event times are less than the dedup window apart,
-and the watermark it is judged against is not so far that any copy would be late anyway (the earlier event time + the window
-+ ``reach_us``). Rows without an id are never duplicates.
+A row is a duplicate iff an admitted row before it has the same id, their event times are less than the dedup window
+apart, and the watermark it is judged against is not so far that any copy would be late anyway (the earlier event time +
+the window + ``reach_us``). Rows without an id are never duplicates.
 """
 
 from collections.abc import Callable
@@ -29,8 +29,8 @@ class DuplicateMemory:
     ) -> Bools:
         """Tell which rows are duplicates.
 
-        Whether a row is one may hang on whether a copy before it was admitted, and so on the watermark then; the rows whose
-        id is met more than once are gone through one by one, the others are not looked at.
+        Whether a row is one may hang on whether a copy before it was admitted, and so on the watermark then; the rows
+        whose id is met more than once are gone through one by one, the others are not looked at.
 
         Args:
             ids: Event id of each row, in offset order.

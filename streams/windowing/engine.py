@@ -1,7 +1,7 @@
 """The event-time engine: rows of one topic partition in, feature rows and dead letters out.
 
-No I/O, no clock, no Kafka: the same object is driven by agents, replay and backfill. Its output is a function of the rows
-and markers it was given, never of how they were cut into batches.
+No I/O, no clock, no Kafka: the same object is driven by agents, replay and backfill. Its output is a function of the
+rows and markers it was given, never of how they were cut into batches.
 """
 
 import numpy as np
@@ -93,13 +93,13 @@ class WindowEngine:
     def poll_idle(self, *, processing_time_us: int, is_caught_up: bool) -> StepResult | None:
         """Say that no rows have come, and let the partition become idle when that has been so for ``idle_timeout``.
 
-        The agent calls it between batches. Where the source sets ``idle_advance``, an idle partition's watermark moves on
-        with the clock from there; the result then carries a marker, which must be written to the changelog.
+        The agent calls it between batches. Where the source sets ``idle_advance``, an idle partition's watermark moves
+        on with the clock from there; the result then carries a marker, which must be written to the changelog.
 
         Args:
             processing_time_us: Now.
-            is_caught_up: Whether every row of the partition has been given: rows that wait, or a consumer that is paused,
-                are backpressure and never idleness. False restarts the wait.
+            is_caught_up: Whether every row of the partition has been given: rows that wait, or a consumer that is
+                paused, are backpressure and never idleness. False restarts the wait.
 
         Returns:
             What the move of the watermark fired; None when it did not move.
@@ -119,7 +119,8 @@ class WindowEngine:
             WindowingError: The last row given is not the one that the marker follows.
         """
         if marker.after_offset != self.last_offset:
-            msg = f"marker follows offset {marker.after_offset}, but the last row given is {self.last_offset}; replay in order"
+            got = f"marker follows offset {marker.after_offset}, but the last row given is {self.last_offset}"
+            msg = f"{got}; give it where it stands in the changelog"
             raise WindowingError(msg)
         return self._advance_to(marker.watermark_us)
 

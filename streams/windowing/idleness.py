@@ -26,8 +26,8 @@ class IdleClock:
     def poll(self, *, processing_time_us: int, is_caught_up: bool, watermark_us: int) -> int | None:
         """No rows have come. Tell where the watermark may move to; None: it stays.
 
-        An idle partition's watermark moves on with the clock from the moment it became idle. One that has never had a row
-        has no event time to move on from, and stays at minus infinity.
+        An idle partition's watermark moves on with the clock from the moment it became idle. One that has never had a
+        row has no event time to move on from, and stays at minus infinity.
         """
         if self._timeout_us is None:
             return None

@@ -1,8 +1,8 @@
 """The N newest rows of each key by (event time, offset), in columns.
 
-A batch lays out, key by key, the rows kept so far followed by the new ones. Where a key's rows came in order, the N newest
-as of any row are a slice of that layout. Where not, the places of the N newest are listed for each row: side by side, the
-first new row of all such keys, then the second …; a key with many rows, or one that begins anew, by itself.
+A batch lays out, key by key, the rows kept so far followed by the new ones. Where a key's rows came in order, the N
+newest as of any row are a slice of that layout. Where not, the places of the N newest are listed for each row: side by
+side, the first new row of all such keys, then the second …; a key with many rows, or one that begins anew, by itself.
 """
 
 from dataclasses import dataclass
@@ -90,7 +90,7 @@ class NewestRows:
         self.n_kept = np.empty(0, dtype=np.int64)
         self.time_us = np.empty((0, size), dtype=np.int64)
         self.offset = np.empty((0, size), dtype=np.int64)
-        self.columns = {name: np.empty((0, size), dtype=dtype) for name, dtype in dtypes.items()}
+        self.columns: dict[str, Array] = {name: np.empty((0, size), dtype=dtype) for name, dtype in dtypes.items()}
         self.valid = {name: np.empty((0, size), dtype=np.bool_) for name in dtypes}
 
     def grow(self, n_keys: int) -> None:

@@ -1,5 +1,6 @@
 """Aggregations over the N newest rows: a matrix of queries by rows, oldest first."""
 
+from collections.abc import Callable
 from typing import Final
 
 import numpy as np
@@ -19,29 +20,32 @@ def aggregate_newest(feature: PlannedFeature, newest: NewestValues, *, pools: Po
     """Value of a last-N feature for each query. Floats are folded from the oldest row to the newest."""
     if feature.column is None:
         return number_to_arrow(newest.n_kept, None, feature.result_type)
-    values, valid = newest.columns[feature.column], newest.valid[feature.column]
-    column, result_type = feature.column, feature.result_type
-    match feature.function:
-        case "last_n":
-            return _lists(values, valid, feature, pools=pools)
-        case "first" | "last":
-            has_value = valid.any(axis=1)
-            at = valid.argmax(axis=1) if feature.function == "first" else _last_true(valid)
-            return pools.to_arrow(column, result_type, values[np.arange(len(values)), at], has_value)
-        case "min" | "max":
-            return _extreme(values, valid, feature, pools=pools)
-        case "distinct" | "entropy":
-            return _by_value(values, valid, feature)
-        case "variance" | "stddev":
-            n_values, _, squares = _moments(values.astype(np.float64), valid)
-            variance = squares / np.maximum(n_values, 1)
-            result = np.sqrt(variance) if feature.function == "stddev" else variance
-            return number_to_arrow(result, n_values > 0, result_type)
+    return _AGGREGATES[feature.function](feature, newest.columns[feature.column], newest.valid[feature.column], pools)
+
+
+def _total(feature: PlannedFeature, values: Array, valid: Bools, pools: Pools) -> pa.Array:
+    del pools
+    return number_to_arrow(_fold_sum(values, valid), valid.any(axis=1), feature.result_type)
+
+
+def _mean(feature: PlannedFeature, values: Array, valid: Bools, pools: Pools) -> pa.Array:
+    del pools
     n_values = valid.sum(axis=1)
-    if feature.function == "mean":
-        total = _fold_sum(values.astype(np.float64), valid)
-        return number_to_arrow(total / np.maximum(n_values, 1), n_values > 0, result_type)
-    return number_to_arrow(_fold_sum(values, valid), n_values > 0, result_type)
+    mean = _fold_sum(values.astype(np.float64), valid) / np.maximum(n_values, 1)
+    return number_to_arrow(mean, n_values > 0, feature.result_type)
+
+
+def _spread(feature: PlannedFeature, values: Array, valid: Bools, pools: Pools) -> pa.Array:
+    del pools
+    n_values, squares = _moments(values.astype(np.float64), valid)
+    variance = squares / np.maximum(n_values, 1)
+    result = np.sqrt(variance) if feature.function == "stddev" else variance
+    return number_to_arrow(result, n_values > 0, feature.result_type)
+
+
+def _edge(feature: PlannedFeature, values: Array, valid: Bools, pools: Pools) -> pa.Array:
+    at = valid.argmax(axis=1) if feature.function == "first" else valid.shape[1] - 1 - valid[:, ::-1].argmax(axis=1)
+    return pools.to_arrow(feature.source, feature.result_type, values[np.arange(len(values)), at], valid.any(axis=1))
 
 
 def _fold_sum(values: Array, valid: Bools) -> Array:
@@ -51,7 +55,7 @@ def _fold_sum(values: Array, valid: Bools) -> Array:
     return total
 
 
-def _moments(values: Array, valid: Bools) -> tuple[Ints, Array, Array]:
+def _moments(values: Array, valid: Bools) -> tuple[Ints, Array]:
     """Welford's update, column by column."""
     n_values = np.zeros(len(values), dtype=np.int64)
     mean, squares = np.zeros(len(values)), np.zeros(len(values))
@@ -61,21 +65,15 @@ def _moments(values: Array, valid: Bools) -> tuple[Ints, Array, Array]:
         delta = np.where(is_value, values[:, column] - mean, 0.0)
         mean = mean + delta / np.maximum(n_values, 1)
         squares = squares + delta * np.where(is_value, values[:, column] - mean, 0.0)
-    return n_values, mean, squares
+    return n_values, squares
 
 
-def _last_true(valid: Bools) -> Ints:
-    last: Ints = valid.shape[1] - 1 - valid[:, ::-1].argmax(axis=1)
-    return last
-
-
-def _extreme(values: Array, valid: Bools, feature: PlannedFeature, *, pools: Pools) -> pa.Array:
-    assert feature.column is not None
+def _extreme(feature: PlannedFeature, values: Array, valid: Bools, pools: Pools) -> pa.Array:
     is_max = feature.function == "max"
     has_value = valid.any(axis=1)
     by_rank: Ints | None = None
     if dtype_of(feature.result_type) is None:
-        ranks = pools.pools[feature.column].ranks()
+        ranks = pools.pools[feature.source].ranks()
         by_rank = np.argsort(ranks)
         values = ranks[values] if len(ranks) else values
     if values.dtype == np.float64:
@@ -87,10 +85,11 @@ def _extreme(values: Array, valid: Bools, feature: PlannedFeature, *, pools: Poo
     best = filled.max(axis=1) if is_max else filled.min(axis=1)
     if by_rank is not None:
         best = by_rank[np.where(has_value, best, 0)] if len(by_rank) else np.zeros(len(best), dtype=np.int64)
-    return pools.to_arrow(feature.column, feature.result_type, best, has_value)
+    return pools.to_arrow(feature.source, feature.result_type, best, has_value)
 
 
-def _by_value(values: Array, valid: Bools, feature: PlannedFeature) -> pa.Array:
+def _by_value(feature: PlannedFeature, values: Array, valid: Bools, pools: Pools) -> pa.Array:
+    del pools
     if values.shape[1] <= _FEW:
         # Comparing each with each beats sorting while they are few.
         alike = np.zeros(values.shape, dtype=np.int64)
@@ -117,11 +116,25 @@ def _by_value(values: Array, valid: Bools, feature: PlannedFeature) -> pa.Array:
     return number_to_arrow(*bits, feature.result_type)
 
 
-def _lists(values: Array, valid: Bools, feature: PlannedFeature, *, pools: Pools) -> pa.Array:
-    assert feature.column is not None and feature.input_type is not None
+def _lists(feature: PlannedFeature, values: Array, valid: Bools, pools: Pools) -> pa.Array:
     lengths = valid.sum(axis=1)
     flat = values[valid]
-    items = pools.to_arrow(feature.column, feature.input_type, flat, np.ones(len(flat), dtype=np.bool_))
-    offsets = np.concatenate([[0], np.cumsum(lengths)])
-    edges = pa.array(offsets, pa.int32(), mask=np.append(lengths == 0, False))
-    return pa.ListArray.from_arrays(edges, items).cast(feature.result_type)
+    items = pools.to_arrow(feature.source, feature.result_type.value_type, flat, np.ones(len(flat), dtype=np.bool_))
+    edges = np.concatenate([[0], np.cumsum(lengths)])
+    offsets = pa.array(edges, pa.int32(), mask=np.append(lengths == 0, np.False_))
+    return pa.ListArray.from_arrays(offsets, items).cast(feature.result_type)
+
+
+_AGGREGATES: Final[dict[str, Callable[[PlannedFeature, Array, Bools, Pools], pa.Array]]] = {
+    "sum": _total,
+    "mean": _mean,
+    "min": _extreme,
+    "max": _extreme,
+    "variance": _spread,
+    "stddev": _spread,
+    "first": _edge,
+    "last": _edge,
+    "last_n": _lists,
+    "distinct": _by_value,
+    "entropy": _by_value,
+}

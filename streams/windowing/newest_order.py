@@ -1,8 +1,8 @@
 """Which rows are the N newest as of each row, for keys whose rows came out of order.
 
-Most such keys have a few new rows in a batch: these are gone through side by side, all first new rows, then all second ones.
-A key with many rows, or one that begins anew after its first row, is gone through by itself, a row at a time (1 us a row,
-measured; side by side it would hold up the others).
+Most such keys have a few new rows in a batch: these are gone through side by side, all first new rows, then all second
+ones. A key with many rows, or one that begins anew after its first row, is gone through by itself, a row at a time (1
+us a row, measured; side by side it would hold up the others).
 """
 
 from bisect import insort

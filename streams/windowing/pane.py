@@ -4,11 +4,11 @@ A *closing* is one firing of the pane ``(key, window end)`` by the row that move
 
 - a pane that has a row when the watermark first reaches its end fires ``ON_TIME``;
 - the window end after the last one that holds a key's row fires ``EMPTY``, if nothing else has filled it;
-- a pane that changes after its end was reached fires ``LATE`` at the next tick (when the watermark next passes a multiple of
-  the slide); so does a window that was empty when it was reached, with the index 0 if it never fired.
+- a pane that changes after its end was reached fires ``LATE`` at the next tick (when the watermark next passes a
+  multiple of the slide); so does a window that was empty when it was reached, with the index 0 if it never fired.
 
-A row counts in a window unless the window was expired when the row was judged. A changed pane that expires before the tick
-is therefore read as of the last row that still counted.
+A row counts in a window unless the window was expired when the row was judged. A changed pane that expires before the
+tick is therefore read as of the last row that still counted.
 """
 
 from dataclasses import dataclass

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from schemas.aggregation import Feature
+from schemas.errors import WindowingError
 from schemas.expression import Expression, parse_expression
 from schemas.view import FeatureView
 from streams.windowing.segment import Ints
@@ -59,6 +60,14 @@ class PlannedFeature:
     input_type: pa.DataType | None
     result_type: pa.DataType
     parameters: dict[str, Any]
+
+    @property
+    def source(self) -> str:
+        """The event column, of a feature that reads one."""
+        if self.column is None:
+            msg = f"feature {self.name!r} ({self.function}) reads no column; this is a defect of the engine"
+            raise WindowingError(msg)
+        return self.column
 
     @property
     def is_integer_sum(self) -> bool:

@@ -1,8 +1,8 @@
 """Mergeable aggregates in columns: one array element for each cell (a tile of a key, or a key's lifetime).
 
-A batch is taken in by :meth:`Register.scan`: rows sorted by cell, and within a cell by offset. It gives the running value
-after each row, so that any feature can be read as of any row of the batch; :meth:`Register.commit` then makes the last ones
-the state. :meth:`Register.fold` merges, for each query, the cells of its window in time order.
+A batch is taken in by :meth:`Register.scan`: rows sorted by cell, and within a cell by offset. It gives the running
+value after each row, so that any feature can be read as of any row of the batch; :meth:`Register.commit` then makes the
+last ones the state. :meth:`Register.fold` merges, for each query, the cells of its window in time order.
 """
 
 from abc import ABC, abstractmethod
@@ -41,7 +41,7 @@ class CellRows:
 
 @dataclass(frozen=True)
 class CellReads:
-    """What queries read: for each query a segment of cells in time order, each in the state or as of a row of the batch.
+    """What queries read: for each a segment of cells in time order, each in the state or as of a row of the batch.
 
     Attributes:
         cells: ``(n_reads,)``.
@@ -84,11 +84,16 @@ class Register(ABC):
     """One aggregate over the rows that pass a filter, for every cell.
 
     ``neutral`` names the state's arrays, with the value of a cell that has no row.
+
+    Attributes:
+        state: The arrays, an element for each cell.
+        peak: No integer sum of a cell has been further from 0 than this; what overflow is guarded by.
     """
 
     neutral: ClassVar[dict[str, Any]]
 
     def __init__(self, dtypes: dict[str, Any] | None = None) -> None:
+        self.peak = 0
         self._dtypes = dtypes or {}
         self.state: Versions = {name: np.empty(0, dtype=self._dtype(name)) for name in self.neutral}
 
@@ -117,7 +122,7 @@ class Register(ABC):
 
     @abstractmethod
     def scan(self, rows: CellRows, values: Array, is_value: Bools) -> Versions:
-        """Running state after each row; ``values`` and ``is_value`` (counts in the aggregate) are in the order of ``rows``."""
+        """Running state after each row; ``values`` and ``is_value`` (it counts) are in the order of ``rows``."""
 
     @abstractmethod
     def fold(self, reads: CellReads, running: Versions) -> Versions:
@@ -141,18 +146,13 @@ class CountRegister(Register):
 
 
 class ReduceRegister(Register):
-    """Sum, smallest or largest: one numpy function and its neutral element, in int64 or float64.
-
-    Attributes:
-        peak: No integer sum of a cell has been further from 0 than this; what overflow is guarded by.
-    """
+    """Sum, smallest or largest: one numpy function and its neutral element, in int64 or float64."""
 
     neutral: ClassVar = {"value": None}
 
     def __init__(self, ufunc: np.ufunc, *, neutral: float, dtype: Any) -> None:
         self._ufunc = ufunc
         self._neutral = neutral
-        self.peak = 0
         super().__init__({"value": dtype})
 
     def _empty(self, name: str) -> Any:
@@ -171,12 +171,8 @@ class ReduceRegister(Register):
         """Make the last running values the state, and note how far integer sums have come."""
         super().commit(rows, running)
         if self._ufunc is np.add and running["value"].dtype == np.int64:
-            self.note_peak(running["value"])
-
-    def note_peak(self, values: Array) -> None:
-        """Raise :attr:`peak` to the largest distance from 0 among these sums."""
-        if len(values):
-            self.peak = max(self.peak, int(values.max()), -int(values.min()))
+            sums = running["value"]
+            self.peak = max(self.peak, int(sums.max(initial=0)), -int(sums.min(initial=0)))
 
     def fold(self, reads: CellReads, running: Versions) -> Versions:
         """Reduce the cells."""
@@ -187,8 +183,8 @@ class ReduceRegister(Register):
 class MomentsRegister(Register):
     """Count, mean and sum of squared deviations.
 
-    Within a cell, sums of distances from the cell's first value (``shift``) and of their squares are kept, so that plain
-    sums do; cells are merged by Chan's formula (Chan, Golub, LeVeque 1979).
+    Within a cell, sums of distances from the cell's first value (``shift``) and of their squares are kept, so that
+    plain sums do; cells are merged by Chan's formula (Chan, Golub, LeVeque 1979).
     """
 
     neutral: ClassVar = {"n": 0, "shift": 0.0, "sum": 0.0, "squares": 0.0}
@@ -238,7 +234,8 @@ class MomentsRegister(Register):
 class EdgeRegister(Register):
     """Value of the oldest or newest row by (event time, offset).
 
-    Rows come in offset order, so among equal event times the newest row is the one that came last, the oldest the one that
+    Rows come in offset order, so among equal event times the newest row is the one that came last, the oldest the one
+    that
     came first: offsets need not be kept.
     """
 

@@ -13,13 +13,15 @@ LAST_DATETIME_US: Final = 253_402_300_799_999_999
 class StepCounts:
     """Rows of one step by outcome.
 
-    ``admitted + rejected`` is the number of rows given. With ``every_event``, ``early + without_as_of`` is ``admitted``.
+    ``admitted + rejected`` is the number of rows given. With ``every_event``, ``early + without_as_of`` is
+    ``admitted``.
 
     Attributes:
         admitted: Rows that are in a feature.
         rejected: Rows that are dead letters.
         partially_late: Admitted rows for which some of their windows had expired.
-        without_as_of: Admitted rows that get no as-of row because their as-of window end had expired; 0 with ``on_close``.
+        without_as_of: Admitted rows that get no as-of row because their as-of window end had expired; 0 with
+            ``on_close``.
         early: As-of rows made.
         on_time: Panes fired ``ON_TIME``.
         late: Panes fired ``LATE``.
@@ -54,8 +56,8 @@ class StepResult:
     """Output of one step.
 
     Attributes:
-        rows: Feature rows with the view's ``engine_schema``: by the row that made them, closing panes ordered by (window
-            end, key) before that row's as-of row.
+        rows: Feature rows with the view's ``engine_schema``: by the row that made them, closing panes ordered by
+            (window end, key) before that row's as-of row.
         dead_letters: Rejected rows with ``schemas.row.REJECTED_COLUMNS``, in offset order.
         watermark_us: Watermark after the step.
         counts: Rows by outcome.

@@ -1,8 +1,8 @@
 """Array primitives over segments: runs of rows of one group that lie side by side.
 
-A segment is given by ``starts`` and ``lengths``, both ``(n_segments,)``; every segment here has at least one row unless said
-otherwise. Folds go from left to right one element at a time, as a loop over the rows would, so that floats come out the
-same however rows were cut into batches (``ufunc.reduceat`` adds in pairs and would not do).
+A segment is given by ``starts`` and ``lengths``, both ``(n_segments,)``; every segment here has at least one row unless
+said otherwise. Folds go from left to right one element at a time, as a loop over the rows would, so that floats come
+out the same however rows were cut into batches (``ufunc.reduceat`` adds in pairs and would not do).
 """
 
 from collections.abc import Iterator
@@ -103,7 +103,7 @@ def newest_until(segment: Ints, limit: Ints, order: Ints, starts: Ints, lengths:
 
 
 class Steps:
-    """Order in which segments (empty ones allowed) are folded side by side: all first elements, then all second ones …"""
+    """Order in which segments (empty ones allowed) are folded side by side: first elements first, then second ones."""
 
     def __init__(self, starts: Ints, lengths: Ints) -> None:
         self.n_segments = len(lengths)

@@ -4,9 +4,10 @@ A row's window is ``[t, t + gap)``; windows of a key that overlap are one sessio
 whether it is late, hangs on the rows of its key before it, so rows are gone through one by one (about 10 us a row).
 
 - A session fires ``ON_TIME`` when the watermark first reaches its end.
-- A row that changes a session which has fired, or that makes one whose end is already reached, fires ``LATE`` at once; there
-  is no slide here to collect changes by. Each fired session that the row merges away or extends first fires ``EMPTY`` under
-  its old bounds, so that a reader can take it back. If the new end is yet to be reached, ``ON_TIME`` follows when it is.
+- A row that changes a session which has fired, or that makes one whose end is already reached, fires ``LATE`` at once;
+  there is no slide here to collect changes by. Each fired session that the row merges away or extends first fires
+  ``EMPTY`` under its old bounds, so that a reader can take it back. If the new end is yet to be reached, ``ON_TIME``
+  follows when it is.
 - ``pane_index`` goes on from the highest of the sessions merged, so the newest row of a session always has the highest.
 - Sums merge in time order, then take the new row.
 """
@@ -19,7 +20,7 @@ from typing import Any
 import pyarrow as pa
 
 from schemas.row import Pane
-from streams.windowing.accumulator import Accumulator, Total, fits_int64, make_accumulator
+from streams.windowing.accumulator import Accumulator, fits_int64, make_accumulator
 from streams.windowing.plan import Plan, Scope
 from streams.windowing.row import RowSink, RowView
 from streams.windowing.windowless import WindowlessPlan, WindowlessState
@@ -75,8 +76,8 @@ class SessionState:
         parts = self._overlapping(row, key, watermark_us)
         for index, feature in enumerate(self._windowed):
             if feature.is_integer_sum and row.feeds(feature):
-                totals = [s.accumulators[index] for s in parts]
-                if not fits_int64(sum(t.total for t in totals if isinstance(t, Total)) + row.value(feature)):
+                total = sum(s.accumulators[index].integer_total() for s in parts)
+                if not fits_int64(total + row.value(feature)):
                     return feature.name
         state = self._keys.get(key)
         return None if state is None else self._windowless.overflows(state.windowless, row, watermark_us=watermark_us)
@@ -93,11 +94,20 @@ class SessionState:
         self._windowless.update(state.windowless, row, watermark_us=before_us)
         if merged.end_us > before_us:
             self._push(merged, key)
-        self._fire_changes(row, key, parts, merged, after_us, sink)
+        self._fire_changes(parts, merged, maker=row.index, key=key, watermark_us=after_us, sink=sink)
         self.advance(before_us, after_us, maker=row.index, sink=sink)
         if has_as_of:
             own = {f.name: row.raw(f.column) for f in self._events if f.column is not None}
-            self._emit(sink, row.index, key, merged, Pane.EARLY, after_us, time_us=row.time_us, own=own)
+            self._emit(
+                merged,
+                Pane.EARLY,
+                maker=row.index,
+                key=key,
+                watermark_us=after_us,
+                sink=sink,
+                time_us=row.time_us,
+                own=own,
+            )
 
     def _merge(self, row: RowView, parts: list[_Session]) -> _Session:
         accumulators = parts[0].accumulators if parts else self._new_accumulators()
@@ -112,18 +122,18 @@ class SessionState:
         return _Session(start_us, end_us, accumulators)
 
     def _fire_changes(
-        self, row: RowView, key: Any, parts: list[_Session], merged: _Session, watermark_us: int, sink: RowSink
+        self, parts: list[_Session], merged: _Session, *, maker: int, key: Any, watermark_us: int, sink: RowSink
     ) -> None:
         fired = [s for s in parts if s.n_fired]
         for part in sorted(fired, key=lambda s: s.end_us):
             if (part.start_us, part.end_us) != (merged.start_us, merged.end_us):
                 gone = _Session(part.start_us, part.end_us, self._new_accumulators(), part.n_fired)
-                self._emit(sink, row.index, key, gone, Pane.EMPTY, watermark_us)
+                self._emit(gone, Pane.EMPTY, maker=maker, key=key, watermark_us=watermark_us, sink=sink)
                 part.n_fired += 1
         merged.n_fired = max((s.n_fired for s in fired), default=0)
         # A row that changes a fired session, or comes behind the watermark, does not move it.
         if fired or merged.end_us <= watermark_us:
-            self._emit(sink, row.index, key, merged, Pane.LATE, watermark_us)
+            self._emit(merged, Pane.LATE, maker=maker, key=key, watermark_us=watermark_us, sink=sink)
             merged.n_fired += 1
 
     def advance(self, before_us: int, after_us: int, *, maker: int, sink: RowSink) -> None:
@@ -134,7 +144,7 @@ class SessionState:
             end_us, key, _, session = heapq.heappop(self._due)
             state = self._keys.get(key)
             if state is not None and session in state.sessions and session.end_us == end_us:
-                self._emit(sink, maker, key, session, Pane.ON_TIME, after_us)
+                self._emit(session, Pane.ON_TIME, maker=maker, key=key, watermark_us=after_us, sink=sink)
                 session.n_fired += 1
         if len(self._keys) >= self._sweep_at:
             self._sweep(after_us)
@@ -156,13 +166,13 @@ class SessionState:
 
     def _emit(
         self,
-        sink: RowSink,
-        maker: int,
-        key: Any,
         session: _Session,
         pane: Pane,
-        watermark_us: int,
         *,
+        maker: int,
+        key: Any,
+        watermark_us: int,
+        sink: RowSink,
         time_us: int | None = None,
         own: dict[str, Any] | None = None,
     ) -> None:

@@ -34,10 +34,9 @@ class SessionIntake:
         for index in candidates.tolist():
             row.move_to(index)
             key, before_us = row.keys[index], watermark_us
-            if self._duplicates is not None and ids is not None:
-                if self._duplicates.is_duplicate(ids[index], row.time_us, watermark_us=before_us):
-                    explain_duplicate(view, index, ids[index], rejections)
-                    continue
+            if ids is not None and self._is_duplicate(ids[index], row, watermark_us=before_us):
+                explain_duplicate(view, index, ids[index], rejections)
+                continue
             if self._state.is_late(row, key, watermark_us=before_us):
                 explain_late(view, index, row.time_us, before_us, rejections)
                 continue
@@ -56,6 +55,10 @@ class SessionIntake:
         columns, makers = sink.to_columns()
         rows = self._output.of_batch(columns, makers, batch)
         return Taken(rows=rows, watermark_us=watermark_us, admitted=admitted)
+
+    def _is_duplicate(self, event_id: object, row: RowView, *, watermark_us: int) -> bool:
+        memory = self._duplicates
+        return memory is not None and memory.is_duplicate(event_id, row.time_us, watermark_us=watermark_us)
 
     def advance(self, *, before_us: int, after_us: int, last_offset: int | None) -> pa.Table:
         """Move the watermark without a row and give what that fires."""

@@ -1,8 +1,9 @@
 """Sliding windows of all keys of a partition, a batch of columns at a time.
 
-Nothing is cut at window ends. A batch is scanned once: rows sorted by cell (a tile of a key) give running aggregates, so that
-the state of any cell as of any row is at hand. Then every row of output, whether an as-of row or a closing pane of any tick
-in the batch, is a *query*: a key, a window end, and the row as of which it is read. All queries are answered together:
+Nothing is cut at window ends. A batch is scanned once: rows sorted by cell (a tile of a key) give running aggregates,
+so that the state of any cell as of any row is at hand. Then every row of output, whether an as-of row or a closing pane
+of any tick in the batch, is a *query*: a key, a window end, and the row as of which it is read. All queries are
+answered together:
 
 1. sort rows into cells, scan the aggregates; sort rows by key, scan the windowless features;
 2. find the closings (:mod:`streams.windowing.pane`) and the rows that get an as-of row;
@@ -237,9 +238,8 @@ class SlidingState:
     def overflowing(self, prepared: Prepared) -> str | None:
         """Name the integer sum that the only row of a batch would take out of int64, if any."""
         columns, rows = prepared.columns, prepared.rows
-        assert columns is not None and len(prepared.place) == 1
         known = self.keys.find(prepared.keys[0])
-        if known is None:
+        if columns is None or known is None:
             return None
 
         def value_of(feature: PlannedFeature) -> int | None:
@@ -334,7 +334,7 @@ class SlidingState:
             return np.zeros(len(code), dtype=np.int64)
         known = codes.of(self.fired)
         order = np.argsort(known)
-        at = np.searchsorted(known[order], code)
+        at = search(known[order], code)
         at[at == len(order)] = 0
         match = order[at]
         return np.where(known[match] == code, self.fired_count[match], 0)
@@ -376,12 +376,13 @@ class SlidingState:
         n_steps = int(max(rows.max(), closings.maker.max())) + 2
         distinct, place = np.unique(closed[order], return_inverse=True)
         ranked = place * n_steps + closings.maker[order]
-        at = np.searchsorted(distinct, code)
+        at = search(distinct, code)
         at[at == len(distinct)] = 0
         is_known = distinct[at] == code
         low = search(ranked, at * n_steps)
         high = search(ranked, at * n_steps + rows, side="right")
-        return before + np.where(is_known, high - low, 0)
+        counts: Ints = before + np.where(is_known, high - low, 0)
+        return counts
 
     # Answering the queries
 
@@ -430,7 +431,7 @@ class SlidingState:
             codes = PaneCodes(self.keys.capacity, queries.panes, self.pending.frozen)
             frozen = codes.of(self.pending.frozen)
             order = np.argsort(frozen)
-            at = np.searchsorted(frozen[order], codes.of(queries.panes))
+            at = search(frozen[order], codes.of(queries.panes))
             at[at == len(order)] = 0
             match = order[at]
             is_frozen = (frozen[match] == codes.of(queries.panes)) & (queries.kind == _LATE)

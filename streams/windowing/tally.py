@@ -1,7 +1,7 @@
 """How often each value occurs in each cell: what distinct, entropy and the extremes of text are made of.
 
-The state is a short list of sorted runs of ``(cell, code, count)``. A batch appends one run; runs are merged when the newer
-has grown to half of the older one, so that each entry is moved a logarithmic number of times.
+The state is a short list of sorted runs of ``(cell, code, count)``. A batch appends one run; runs are merged when the
+newer has grown to half of the older one, so that each entry is moved a logarithmic number of times.
 """
 
 from dataclasses import dataclass

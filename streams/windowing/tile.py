@@ -1,7 +1,7 @@
 """Where the tiles of each key are: cells of a pool, chained by key from the newest tile to the oldest.
 
-Only tiles that have a row have a cell, so memory and the cost of a window follow the tiles that exist and not the number of
-slides in a window. In order, a key's new tile is put in front of its chain, which looks at one cell.
+Only tiles that have a row have a cell, so memory and the cost of a window follow the tiles that exist and not the
+number of slides in a window. In order, a key's new tile is put in front of its chain, which looks at one cell.
 """
 
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from streams.windowing.segment import Array, Ints, expand, search
+from streams.windowing.segment import Bools, Ints, expand, search
 
 _NONE: Final = -1
 _FIRST_CAPACITY: Final = 1_024
@@ -31,14 +31,12 @@ class CellIndex:
     _low: int
 
     def window(self, keys: Ints, first_tile: Ints, stop_tile: Ints) -> tuple[Ints, Ints]:
-        """Range ``[low, high)`` of the cells of each key (by position in the index) with ``first_tile <= tile < stop_tile``."""
+        """Range ``[low, high)`` of each key's cells with ``first_tile <= tile < stop_tile``; keys by position."""
         return self._search(keys, first_tile), self._search(keys, stop_tile)
 
     def _search(self, keys: Ints, tiles: Ints) -> Ints:
-        if len(self._tiles):
-            place = search(self._tiles, tiles)
-        else:
-            place = np.clip(tiles - self._low, 0, self._span)
+        is_sparse = len(self._tiles) > 0
+        place = search(self._tiles, tiles) if is_sparse else np.clip(tiles - self._low, 0, self._span)
         return search(self.codes, keys * (self._span + 1) + place)
 
 
@@ -58,9 +56,10 @@ class TilePool:
         """Number of cells there is room for."""
         return len(self.tile)
 
-    def has_tiles(self, keys: Ints) -> Array:
+    def has_tiles(self, keys: Ints) -> Bools:
         """Tell which keys have a tile."""
-        return self._head[keys] != _NONE
+        has_tiles: Bools = self._head[keys] != _NONE
+        return has_tiles
 
     def grow_keys(self, n_keys: int) -> None:
         """Make room for keys below ``n_keys``."""
@@ -73,7 +72,7 @@ class TilePool:
         return np.flatnonzero(self.is_live)
 
     def find_or_add(self, keys: Ints, tiles: Ints) -> tuple[Ints, Ints]:
-        """Cell of each (key, tile), which must be distinct and sorted by (key's place, tile) with each key's side by side.
+        """Cell of each (key, tile); these must be distinct, each key's side by side with its tiles rising.
 
         Returns:
             The cells, and the positions of those that are new.

@@ -1,14 +1,14 @@
 """Last-N and lifetime features of one key: no window, evaluated wherever a row is made.
 
-The state of a key is alive under a watermark while ``newest event time + state_ttl`` is past it. A row that finds it dead
-begins anew; a row of output that finds it dead shows it empty.
+The state of a key is alive under a watermark while ``newest event time + state_ttl`` is past it. A row that finds it
+dead begins anew; a row of output that finds it dead shows it empty.
 """
 
 from bisect import insort
 from dataclasses import dataclass, field
 from typing import Any
 
-from streams.windowing.accumulator import Accumulator, Total, fits_int64, make_accumulator
+from streams.windowing.accumulator import Accumulator, fits_int64, make_accumulator
 from streams.windowing.plan import Plan, PlannedFeature, Scope
 from streams.windowing.row import RowView
 
@@ -71,10 +71,9 @@ class WindowlessPlan:
         if not self.is_alive(state, watermark_us):
             return None
         for feature, accumulator in zip(self.lifetime, state.lifetime, strict=True):
-            if feature.is_integer_sum and row.feeds(feature):
-                assert isinstance(accumulator, Total)
-                if not fits_int64(accumulator.total + row.value(feature)):
-                    return feature.name
+            is_fed = feature.is_integer_sum and row.feeds(feature)
+            if is_fed and not fits_int64(accumulator.integer_total() + row.value(feature)):
+                return feature.name
         for (filter_index, size), members, rows in zip(self.groups, self.members, state.newest, strict=True):
             for position, feature in enumerate(members):
                 if not feature.is_integer_sum or not row.passes(filter_index):

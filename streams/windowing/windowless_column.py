@@ -1,7 +1,7 @@
 """Last-N and lifetime features of all keys, in columns.
 
-The state of a key is alive under a watermark while ``newest event time + state_ttl`` is past it. A row that finds it dead
-begins anew; a row of output that finds it dead shows it empty.
+The state of a key is alive under a watermark while ``newest event time + state_ttl`` is past it. A row that finds it
+dead begins anew; a row of output that finds it dead shows it empty.
 """
 
 from collections.abc import Callable
