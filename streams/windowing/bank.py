@@ -162,6 +162,10 @@ class CellBank:
         """No cell's integer sum of this feature has been further from 0 than this."""
         return self.registers["sum", feature.column, feature.filter_index].peak
 
+    def sums(self, feature: PlannedFeature) -> Ints:
+        """Sums of an integer sum, by cell."""
+        return self.registers["sum", feature.column, feature.filter_index].state["value"]
+
     def used_codes(self, column: str) -> list[Array]:
         """Codes of a column's pool that the state holds."""
         used: list[Array] = [

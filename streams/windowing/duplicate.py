@@ -25,7 +25,14 @@ class DuplicateMemory:
         self._batches: list[tuple[int, list[Any], list[int]]] = []
 
     def find(
-        self, ids: pa.Array, time_us: Ints, *, watermark_us: Ints, start_us: int, is_late: Callable[[int, int], bool]
+        self,
+        ids: pa.Array,
+        time_us: Ints,
+        *,
+        watermark_us: Ints,
+        start_us: int,
+        is_rejected: Bools,
+        is_late: Callable[[int, int], bool],
     ) -> Bools:
         """Tell which rows are duplicates.
 
@@ -37,6 +44,7 @@ class DuplicateMemory:
             time_us: Event times.
             watermark_us: What each row alone would raise the watermark to.
             start_us: Watermark before the first row.
+            is_rejected: Rows that are rejected for another reason.
             is_late: Tells whether a row with this event time is late under this watermark.
         """
         is_duplicate = np.zeros(len(ids), dtype=np.bool_)
@@ -45,10 +53,11 @@ class DuplicateMemory:
             return is_duplicate
         alone = watermark_us.copy()
         alone[rows] = start_us
+        alone[is_rejected] = start_us
         alone = np.maximum.accumulate(np.maximum(alone, start_us))
         highest = start_us
         seen: dict[Any, list[int]] = {}
-        for row in rows.tolist():
+        for row in rows[~is_rejected[rows]].tolist():
             event_id, time = ids[row].as_py(), int(time_us[row])
             before = max(int(alone[row]), highest)
             earlier = [*self._times.get(event_id, ()), *seen.get(event_id, ())]

@@ -21,6 +21,7 @@ from schemas.row import Pane
 from streams.windowing.columns import BatchColumns, Pools
 from streams.windowing.key_table import KeyTable
 from streams.windowing.newest import KeyRows
+from streams.windowing.overflow import GuardedRows, OverflowGuard
 from streams.windowing.pane import (
     NO_PANES,
     PaneCodes,
@@ -32,12 +33,11 @@ from streams.windowing.pane import (
     on_time_panes,
     watermark_steps,
 )
-from streams.windowing.plan import Plan, PlannedFeature, Scope
+from streams.windowing.plan import Plan, Scope
 from streams.windowing.segment import Bools, Ints, expand, find_segments, newest_until, search, stable_argsort
 from streams.windowing.window_column import WindowColumns, WindowRows
 from streams.windowing.windowless_column import WindowlessColumns, WindowlessRows
 
-_INT64_MAX: Final = 2**63 - 1
 _NOTHING: Final[Ints] = np.empty(0, dtype=np.int64)
 _PANES: Final = np.array([Pane.EARLY, Pane.ON_TIME, Pane.LATE, Pane.EMPTY], dtype=object)
 _EARLY, _ON_TIME, _LATE, _EMPTY = range(4)
@@ -156,6 +156,7 @@ class SlidingState:
         self.keys = KeyTable(plan.view.source.schema.arrow_schema.field(plan.key).type)
         self.windows = WindowColumns(plan, pools=self.pools)
         self.windowless = WindowlessColumns(plan, pools=self.pools)
+        self._guard = OverflowGuard(plan, keys=self.keys, windows=self.windows, windowless=self.windowless)
         self.fired = NO_PANES
         self.fired_count = _NOTHING
         self.pending = self._nothing_pending()
@@ -215,44 +216,23 @@ class SlidingState:
             windowless = self.windowless.scan(columns, key_rows, watermark_us=rows.before_us[order])
         return _Scanned(prepared, ids[place], windows, windowless)
 
-    # Integer overflow
-
-    def might_overflow(self, prepared: Prepared) -> bool:
-        """Tell whether an integer sum could leave int64 in this batch; if not, no row needs to be looked at."""
-        for feature in self.plan.features:
-            if not feature.is_integer_sum or prepared.columns is None or feature.column is None:
-                continue
-            values = prepared.columns.values(feature.column)[0]
-            largest = max(int(values.max(initial=0)), -int(values.min(initial=0)))
-            if feature.scope is Scope.WINDOW:
-                bound = self.windows.sum_bound(feature)
-            else:
-                bound = self.windowless.sum_bound(feature, largest)
-                self.windowless.note_largest(feature, largest)
-            if bound + largest * len(values) > _INT64_MAX:
-                by_key = np.bincount(prepared.place, weights=np.abs(values.astype(np.float64)))
-                if bound + int(by_key.max() * 1.001) > _INT64_MAX:
-                    return True
-        return False
-
-    def overflowing(self, prepared: Prepared) -> str | None:
-        """Name the integer sum that the only row of a batch would take out of int64, if any."""
-        columns, rows = prepared.columns, prepared.rows
-        known = self.keys.find(prepared.keys[0])
-        if columns is None or known is None:
+    def first_overflow(self, prepared: Prepared) -> tuple[int, str] | None:
+        """Find the first row that would take an integer sum out of int64, and that sum's name."""
+        if prepared.columns is None:
             return None
-
-        def value_of(feature: PlannedFeature) -> int | None:
-            if feature.column is None or not columns.is_value(feature.column, feature.filter_index)[0]:
-                return None
-            return int(columns.values(feature.column)[0][0])
-
-        before = int(rows.before_us[0])
-        first = max(int(prepared.first[0]), self.plan.expired(before) + 1)
-        ends = (first, int(prepared.last[0]))
-        name = self.windows.overflowing(known, int(prepared.tile[0]), ends=ends, value_of=value_of)
-        order = (int(rows.time_us[0]), int(rows.offset[0]))
-        return name or self.windowless.overflowing(known, order, watermark_us=before, value_of=value_of)
+        rows = prepared.rows
+        guarded = GuardedRows(
+            prepared.columns,
+            prepared.keys,
+            prepared.place,
+            rows.time_us,
+            rows.offset,
+            rows.before_us,
+            prepared.tile,
+            np.maximum(prepared.first, self.plan.expired_ends(rows.before_us) + 1),
+            prepared.last,
+        )
+        return self._guard.first_overflow(guarded) if self._guard.is_in_reach(guarded) else None
 
     # Finding the closings
 

@@ -4,9 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from schemas.row import Pane
 from streams.windowing.admission import Rejections
 from streams.windowing.batch import InputBatch
 from streams.windowing.columns import take_rows
@@ -14,7 +12,7 @@ from streams.windowing.duplicate import DuplicateMemory
 from streams.windowing.intake import OutputTable, Taken, explain_duplicate, explain_late, explain_overflow
 from streams.windowing.plan import Plan
 from streams.windowing.segment import Bools, Ints
-from streams.windowing.sliding import AdmittedRows, SlidingState
+from streams.windowing.sliding import AdmittedRows, Prepared, SlidingState
 
 _NO_ROWS: Ints = np.empty(0, dtype=np.int64)
 
@@ -31,6 +29,8 @@ class _Judged:
         is_duplicate: Rejected as duplicates.
         is_late: Rejected as late.
         is_partially_late: Admitted, though some of its windows had expired.
+        is_overflow: Rejected as overflows.
+        overflows: The sums that these would take out of int64, by position in the batch.
     """
 
     rows: Ints
@@ -40,11 +40,13 @@ class _Judged:
     is_duplicate: Bools
     is_late: Bools
     is_partially_late: Bools
+    is_overflow: Bools
+    overflows: dict[int, str]
 
     @property
     def is_admitted(self) -> Bools:
-        """Neither duplicate nor late."""
-        return ~(self.is_duplicate | self.is_late)
+        """Not rejected."""
+        return ~(self.is_duplicate | self.is_late | self.is_overflow)
 
 
 class SlidingIntake:
@@ -61,28 +63,18 @@ class SlidingIntake:
         self, batch: InputBatch, candidates: Ints, time_us: Ints, *, watermark_us: int, rejections: Rejections
     ) -> Taken:
         """Judge, reject or admit each row (see :class:`streams.windowing.intake.Intake`)."""
-        judged = self._judge(batch, candidates, time_us[candidates], watermark_us)
-        admitted = judged.rows[judged.is_admitted]
-        nothing = Taken(rows=self._plan.view.engine_schema.empty_table(), watermark_us=watermark_us)
-        if not len(admitted):
-            self._explain(judged, batch, rejections)
-            return nothing
-        is_admitted = judged.is_admitted
-        prepared = self._state.prepare(
-            AdmittedRows(
-                take_rows(batch.table, admitted),
-                judged.time_us[is_admitted],
-                batch.offsets[admitted],
-                judged.before_us[is_admitted],
-                judged.after_us[is_admitted],
-            )
-        )
-        if self._state.might_overflow(prepared):
-            if len(candidates) > 1:
-                return self._take_in_singly(batch, candidates, time_us, watermark_us, rejections)
-            if (feature := self._state.overflowing(prepared)) is not None:
-                explain_overflow(int(admitted[0]), feature, rejections)
-                return nothing
+        overflows: dict[int, str] = {}
+        while True:
+            judged = self._judge(batch, candidates, time_us[candidates], watermark_us, overflows)
+            admitted = judged.rows[judged.is_admitted]
+            if not len(admitted):
+                self._explain(judged, batch, rejections)
+                return Taken(rows=self._plan.view.engine_schema.empty_table(), watermark_us=watermark_us)
+            prepared = self._prepare(judged, batch)
+            # A row that overflows moves no watermark either, so those after it are judged anew.
+            if (overflow := self._state.first_overflow(prepared)) is None:
+                break
+            overflows[int(admitted[overflow[0]])] = overflow[1]
         self._explain(judged, batch, rejections)
         watermark_us = int(judged.after_us[-1])
         if self._duplicates is not None:
@@ -99,41 +91,27 @@ class SlidingIntake:
             without_as_of=0 if emit == "on_close" else int(without_as_of.sum()),
         )
 
-    def _take_in_singly(
-        self, batch: InputBatch, candidates: Ints, time_us: Ints, watermark_us: int, rejections: Rejections
-    ) -> Taken:
-        parts: list[Taken] = []
-        for position in range(len(candidates)):
-            one = candidates[position : position + 1]
-            parts.append(self.take_in(batch, one, time_us, watermark_us=watermark_us, rejections=rejections))
-            watermark_us = parts[-1].watermark_us
-        return Taken(
-            rows=self._without_repeats(pa.concat_tables([part.rows for part in parts]).combine_chunks()),
-            watermark_us=watermark_us,
-            admitted=sum(part.admitted for part in parts),
-            partially_late=sum(part.partially_late for part in parts),
-            without_as_of=sum(part.without_as_of for part in parts),
+    def _prepare(self, judged: _Judged, batch: InputBatch) -> Prepared:
+        is_admitted = judged.is_admitted
+        admitted = judged.rows[is_admitted]
+        rows = AdmittedRows(
+            take_rows(batch.table, admitted),
+            judged.time_us[is_admitted],
+            batch.offsets[admitted],
+            judged.before_us[is_admitted],
+            judged.after_us[is_admitted],
         )
+        return self._state.prepare(rows)
 
-    def _without_repeats(self, rows: pa.Table) -> pa.Table:
-        """Of the as-of rows of a batch that was taken in row by row, keep what the emit mode asks for."""
-        if self._plan.view.emit != "latest":
-            return rows
-        is_left_out = pc.equal(rows.column("pane"), Pane.EARLY.value).to_numpy().copy()
-        early = np.flatnonzero(is_left_out)
-        keys = rows.column(self._plan.key).combine_chunks().take(pa.array(early))
-        codes = keys.dictionary_encode().indices.to_numpy()
-        newest = np.full(int(codes.max(initial=-1)) + 1, -1, dtype=np.int64)
-        newest[codes] = early
-        is_left_out[newest] = False
-        return rows.filter(pa.array(~is_left_out))
-
-    def _judge(self, batch: InputBatch, rows: Ints, time_us: Ints, watermark_us: int) -> _Judged:
+    def _judge(
+        self, batch: InputBatch, rows: Ints, time_us: Ints, watermark_us: int, overflows: dict[int, str]
+    ) -> _Judged:
         """Judge each row against the watermark before it; a row that is rejected moves it for nobody.
 
         A late row needs no care: its windows end at or before the watermark, so its event time is before it too.
         """
         alone_us = time_us - self._out_of_orderness_us
+        is_overflow = np.isin(rows, list(overflows)) if overflows else np.zeros(len(rows), dtype=np.bool_)
         is_duplicate = np.zeros(len(rows), dtype=np.bool_)
         if self._duplicates is not None:
             is_duplicate = self._duplicates.find(
@@ -141,15 +119,19 @@ class SlidingIntake:
                 time_us,
                 watermark_us=alone_us,
                 start_us=watermark_us,
+                is_rejected=is_overflow,
                 is_late=self._is_late,
             )
-        after_us = np.maximum.accumulate(np.where(is_duplicate, watermark_us, np.maximum(alone_us, watermark_us)))
+        moves_nothing = is_duplicate | is_overflow
+        after_us = np.maximum.accumulate(np.where(moves_nothing, watermark_us, np.maximum(alone_us, watermark_us)))
         before_us = np.concatenate([[watermark_us], after_us[:-1]])[: len(rows)].astype(np.int64)
         _, first, last = self._state.tiles_of(time_us)
         expired = self._plan.expired_ends(before_us)
-        is_late = (last <= expired) & ~is_duplicate
-        is_partially_late = (first <= expired) & ~is_late & ~is_duplicate
-        return _Judged(rows, time_us, before_us, after_us, is_duplicate, is_late, is_partially_late)
+        is_late = (last <= expired) & ~moves_nothing
+        is_partially_late = (first <= expired) & ~is_late & ~moves_nothing
+        return _Judged(
+            rows, time_us, before_us, after_us, is_duplicate, is_late, is_partially_late, is_overflow, overflows
+        )
 
     def _is_late(self, time_us: int, watermark_us: int) -> bool:
         _, _, last = self._state.tiles_of(np.array([time_us]))
@@ -166,6 +148,9 @@ class SlidingIntake:
         for position in np.flatnonzero(judged.is_late).tolist():
             time_us, before_us = int(judged.time_us[position]), int(judged.before_us[position])
             explain_late(view, int(judged.rows[position]), time_us, before_us, rejections)
+
+        for row, feature in judged.overflows.items():
+            explain_overflow(row, feature, rejections)
 
     def advance(self, *, before_us: int, after_us: int, last_offset: int | None) -> pa.Table:
         """Move the watermark without a row and give what that fires."""

@@ -21,10 +21,12 @@ class CellIndex:
 
     Attributes:
         cells: ``(n_cells,)``.
+        lengths: Number of cells of each key.
         codes: ``(n_cells,)`` position of the key and tile in one rising number.
     """
 
     cells: Ints
+    lengths: Ints
     codes: Ints
     _tiles: Ints
     _span: int
@@ -165,8 +167,8 @@ class TilePool:
         span = high - low + 1
         if span.bit_length() + len(keys).bit_length() < 62:
             return CellIndex(
-                flat, owner * (span + 1) + (tiles - low), _tiles=np.empty(0, np.int64), _span=span, _low=low
+                flat, lengths, owner * (span + 1) + (tiles - low), _tiles=np.empty(0, np.int64), _span=span, _low=low
             )
         distinct, place = np.unique(tiles, return_inverse=True)
         span = len(distinct)
-        return CellIndex(flat, owner * (span + 1) + place, _tiles=distinct, _span=span, _low=0)
+        return CellIndex(flat, lengths, owner * (span + 1) + place, _tiles=distinct, _span=span, _low=0)

@@ -1,13 +1,12 @@
 """Window features of all keys, in columns: aggregates by cell, and the cells of each window."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 import pyarrow as pa
 
-from streams.windowing.accumulator import fits_int64
 from streams.windowing.bank import BankRows, CellBank
 from streams.windowing.columns import BatchColumns, Pools
 from streams.windowing.pane import Panes
@@ -133,27 +132,10 @@ class WindowColumns:
         """No window's sum is further from 0 than this."""
         return self.bank.sum_peak(feature) * self._plan.max_tiles
 
-    def overflowing(
-        self, key: int, tile: int, *, ends: tuple[int, int], value_of: Callable[[PlannedFeature], int | None]
-    ) -> str | None:
-        """Name the integer sum that a row would take out of int64 in one of the windows ``ends``, if any.
-
-        What stands in a window was checked when it came, so its sum is right even where those of its cells wrapped.
-        """
-        index = self.tiles.index(np.array([key]))
-        stop = np.arange(ends[0], ends[1] + 1) * self._plan.tiles_per_slide
-        place = np.zeros(len(stop), dtype=np.int64)
-        for feature in self.features:
-            value = value_of(feature) if feature.is_integer_sum else None
-            if value is None:
-                continue
-            register = self.bank.registers["sum", feature.column, feature.filter_index]
-            sums = np.concatenate([[0], np.cumsum(register.state["value"][index.cells])])
-            low, high = index.window(place, stop - feature.n_tiles, stop)
-            windows = (sums[high] - sums[low])[stop - feature.n_tiles <= tile]
-            if not all(fits_int64(total + value) for total in windows.tolist()):
-                return feature.name
-        return None
+    def cells_of(self, keys: Ints) -> tuple[Ints, Ints]:
+        """Cells of these distinct keys, key by key, and how many each has."""
+        index = self.tiles.index(keys)
+        return index.cells, index.lengths
 
     def to_tables(self, row_of_key: Ints) -> dict[str, pa.Table]:
         """State as tables; keys are named by ``row_of_key``."""

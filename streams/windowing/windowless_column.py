@@ -4,14 +4,12 @@ The state of a key is alive under a watermark while ``newest event time + state_
 dead begins anew; a row of output that finds it dead shows it empty.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 import pyarrow as pa
 
-from streams.windowing.accumulator import fits_int64
 from streams.windowing.bank import BankRows, CellBank
 from streams.windowing.columns import BatchColumns, Pools, dtype_of
 from streams.windowing.newest import KeyRows, Layout, NewestRows
@@ -192,41 +190,40 @@ class WindowlessColumns:
         reads = CellReads(cells[has_cell], versions[has_cell], starts, lengths)
         return self.bank.read(self._lifetime, reads, batch.lifetime if batch else None)
 
+    # Integer overflow
+
     def sum_bound(self, feature: PlannedFeature, largest: int) -> int:
-        """No sum of this feature is further from 0 than this, when no value is further than ``largest``."""
+        """No sum of this feature is further from 0 than this, when no new value is further than ``largest``."""
         if feature.scope is Scope.LIFETIME:
             return self.bank.sum_peak(feature)
-        return max(self._value_peaks[feature.name], largest) * feature.last
+        self._value_peaks[feature.name] = max(self._value_peaks[feature.name], largest)
+        return self._value_peaks[feature.name] * feature.last
 
-    def note_largest(self, feature: PlannedFeature, largest: int) -> None:
-        """Remember how far from 0 values come."""
-        if feature.name in self._value_peaks:
-            self._value_peaks[feature.name] = max(self._value_peaks[feature.name], largest)
+    def is_alive_at(self, newest_us: int, watermark_us: int) -> bool:
+        """Tell whether a key's state with this newest event time counts under a watermark."""
+        return newest_us != NEVER_US and newest_us + self._ttl_us > watermark_us
 
-    def overflowing(
-        self, key: int, order: tuple[int, int], *, watermark_us: int, value_of: Callable[[PlannedFeature], int | None]
-    ) -> str | None:
-        """Name the integer sum that a row would take out of int64, if any."""
-        if self.is_empty or not self.is_alive(self.newest_us[key], watermark_us):
-            return None
-        for feature in self._lifetime:
-            value = value_of(feature) if feature.is_integer_sum else None
-            if value is not None:
-                register = self.bank.registers["sum", feature.column, feature.filter_index]
-                if not fits_int64(int(register.state["value"][self.cell_of[key]]) + value):
-                    return feature.name
+    def newest_of(self, key: int) -> int:
+        """Newest event time of a key; ``NEVER_US`` if it has none (-1: an unknown key)."""
+        return NEVER_US if self.is_empty or key < 0 else int(self.newest_us[key])
+
+    def lifetime_sums(self, feature: PlannedFeature, keys: Ints) -> Ints:
+        """Integer sums of a lifetime feature, 0 for keys without one."""
+        cells = self.cell_of[keys]
+        sums = self.bank.sums(feature)
+        if not len(sums):
+            return np.zeros(len(keys), dtype=np.int64)
+        return np.where(cells == _NONE, 0, sums[cells])
+
+    def newest_values(self, feature: PlannedFeature, key: int) -> list[tuple[int, int, int]]:
+        """Event time, offset and value (0 for null) of the rows that a last-N feature of a key runs over."""
         for group, members in zip(self.groups, self._members, strict=True):
-            kept = range(int(group.n_kept[key]))
-            times = [(int(group.time_us[key, at]), int(group.offset[key, at]), at) for at in kept]
-            chosen = sorted([*times, (*order, -1)])[-group.size :]
-            for feature in members:
-                value = value_of(feature) if feature.is_integer_sum else None
-                if value is not None and feature.column is not None:
-                    values, valid = group.columns[feature.column][key], group.valid[feature.column][key]
-                    total = sum(value if at < 0 else int(values[at]) * bool(valid[at]) for *_, at in chosen)
-                    if not fits_int64(total):
-                        return feature.name
-        return None
+            if feature in members:
+                kept = slice(int(group.n_kept[key]))
+                values = np.where(group.valid[feature.source][key, kept], group.columns[feature.source][key, kept], 0)
+                columns = group.time_us[key, kept], group.offset[key, kept], values
+                return list(zip(*(column.tolist() for column in columns), strict=True))
+        return []
 
     def to_tables(self, ids: Ints) -> dict[str, pa.Table]:
         """State as tables; keys are named by their position in ``ids``."""
