@@ -73,12 +73,12 @@ def views(draw: st.DrawFn, *, emit: str = "every_event") -> FeatureView:
         version=1,
         entity=ENTITY,
         source=make_source(
-            max_out_of_orderness=f"{draw(st.sampled_from([0, 5, 30]))}s",
+            max_out_of_orderness=f"{draw(st.sampled_from([0, 0, 5, 30]))}s",
             max_future_skew=draw(st.sampled_from([None, "0s", "20s"])),
             **draw(st.sampled_from([{}, {"event_id": "id", "dedup_window": "15s"}])),
         ),
         slide=f"{slide}s",
-        allowed_lateness=f"{draw(st.sampled_from([0, 3, slide, 2 * slide + 1]))}s",
+        allowed_lateness=f"{draw(st.sampled_from([0, 3, slide, 2 * slide + 1, 20 * slide]))}s",
         align_to=draw(st.sampled_from(["1970-01-01T00:00:00Z", "1999-12-31T23:59:57.5Z"])),
         state_ttl=draw(st.sampled_from(["25s", "30d"])),
         emit=emit,
@@ -100,7 +100,7 @@ def session_views(draw: st.DrawFn) -> FeatureView:
         version=1,
         entity=ENTITY,
         source=make_source(
-            max_out_of_orderness=f"{draw(st.sampled_from([0, 5, 30]))}s",
+            max_out_of_orderness=f"{draw(st.sampled_from([0, 0, 5, 30]))}s",
             **draw(st.sampled_from([{}, {"event_id": "id", "dedup_window": "15s"}])),
         ),
         gap=draw(st.sampled_from(["4s", "15s", "60s"])),
@@ -123,7 +123,9 @@ def logs(draw: st.DrawFn, *, max_size: int = 30) -> list[Row]:
             at = draw(st.sampled_from([None, 10**12, -(2**63), 2**63 - 1, 10**15, now + 500]))
         rows.append(
             {
-                "key": draw(st.sampled_from(["a", "a", "b", "é", "日本", "\N{GRINNING FACE}", "", None])),
+                "key": draw(
+                    st.sampled_from(["a", "a", "a", "b", "b", "é", "日本", "\N{GRINNING FACE}", "", "a", "b", None])
+                ),
                 "at": at,
                 "id": draw(st.sampled_from([None, "i1", "i2", "i3", "i4", "i5", "i6", "i7"])),
                 "kind": draw(st.sampled_from(["a", "b", "ü", None])),
@@ -212,7 +214,12 @@ def test_a_session_view_is_the_oracle(view: FeatureView, rows: list[Row]) -> Non
 
 
 @settings(max_examples=80, deadline=None)
-@given(view=st.one_of(views(), session_views()), rows=logs(), splits=st.lists(st.integers(0, 30), max_size=6), restore=st.booleans())
+@given(
+    view=st.one_of(views(), session_views()),
+    rows=logs(),
+    splits=st.lists(st.integers(0, 30), max_size=6),
+    restore=st.booleans(),
+)
 def test_batches_and_restarts_do_not_show(view: FeatureView, rows: list[Row], splits: list[int], restore: bool) -> None:
     check_batching(view, rows, [s for s in splits if s < len(rows)], restore=restore)
 

@@ -178,15 +178,16 @@ class Oracle:
                 groups.append([*together, row])
             else:
                 assert feature.size_us is not None
-                for end in self.ends(row["_t"]):
-                    if end - feature.size_us <= row["_t"] and not self.is_expired(end, before):
-                        groups.append(
-                            [r for r in [*self.panes.get((key, end), []), row] if r["_t"] >= end - feature.size_us]
-                        )
+                starts = {
+                    end: end - feature.size_us for end in self.ends(row["_t"]) if not self.is_expired(end, before)
+                }
+                groups += [
+                    [r for r in [*self.panes.get((key, end), []), row] if r["_t"] >= start]
+                    for end, start in starts.items()
+                    if start <= row["_t"]
+                ]
             for group in groups:
-                total = sum(
-                    r[feature.column] for r in group if self.counts(r, feature) and r[feature.column] is not None
-                )
+                total = sum(r[feature.column] for r in group if self.has_value(r, feature))
                 if not -(2**63) <= total < 2**63:
                     return True
         return False

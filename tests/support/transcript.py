@@ -1,0 +1,218 @@
+"""Transcripts: semantics as scripts of rows in and rows expected out, in YAML, run through any executor.
+
+A file holds a list of transcripts::
+
+    - name: what it shows, as a sentence
+      source: {max_out_of_orderness: 5s}          # settings of the event source
+      view: {slide: 1m, allowed_lateness: 30s}    # settings of the view; emit is every_event unless said
+      features:
+        n: {count: , over: 1m}                    # aggregation: column, then where/over/newest/lifetime
+      steps:
+        - rows:
+            - {key: a, at: "00:00:10"}
+          expect:
+            - {key: a, pane: EARLY, end: "00:01:00", n: 1}
+          dead_letters: []
+          watermark: "00:00:05"
+
+Times are ``hh:mm:ss`` (``-`` in front: before) on the transcript's ``day``, 2024-01-01 unless said. A row's offset counts
+on from the row before; its broker time is null unless given as ``broker``. Of each expected row only the columns that it
+names are compared, but there must be exactly these rows in exactly this order. A step is one of ``rows``, ``idle`` (``{at:
+processing time, caught_up: true}``) and ``close``; ``processing_time`` of a step of rows is given the same way.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import yaml
+
+from schemas import aggregation
+from schemas.entity import Entity
+from schemas.time import parse_rfc3339_us
+from schemas.view import FeatureView
+from streams.windowing import StepResult, WindowEngine
+from tests.support.builders import EVENT_FIELDS, Row, make_batch, make_source, to_rows
+
+SECOND_US = 1_000_000
+COLUMNS = {
+    "end": "window_end",
+    "start": "window_start",
+    "index": "pane_index",
+    "final": "is_final",
+    "offset": "source_offset",
+}
+"""Short names that an expected row may use."""
+TIMES = {"event_time", "window_end", "window_start", "watermark", "broker_time"}
+FUNCTIONS = {
+    name.rstrip("_"): getattr(aggregation, name)
+    for name in dir(aggregation)
+    if name.rstrip("_") in aggregation.FUNCTIONS
+}
+
+
+class TranscriptError(AssertionError):
+    """What came out is not what the transcript says."""
+
+
+@dataclass(frozen=True)
+class Output:
+    rows: list[Row]
+    dead_letters: list[Row]
+    watermark_us: int
+    is_idle: bool
+
+
+class Executor(Protocol):
+    """Something that a transcript runs through."""
+
+    def rows(self, rows: list[Row], *, processing_time_us: int) -> Output: ...
+
+    def idle(self, *, processing_time_us: int, is_caught_up: bool) -> Output: ...
+
+    def close(self) -> Output: ...
+
+
+class EngineExecutor:
+    """The engine in process; with ``is_singly``, a row a batch, each taken by an engine restored from a snapshot."""
+
+    def __init__(self, view: FeatureView, *, is_singly: bool) -> None:
+        self.view = view
+        self.engine = WindowEngine(view)
+        self.is_singly = is_singly
+
+    def rows(self, rows: list[Row], *, processing_time_us: int) -> Output:
+        batches = [[row] for row in rows] if self.is_singly else [rows]
+        results = []
+        for batch in batches:
+            if self.is_singly and not self.engine.is_idle:
+                self.engine = WindowEngine.restore(self.view, self.engine.snapshot())
+            results.append(self.engine.step(make_batch(self.view, batch), processing_time_us=processing_time_us))
+        return self.output(results)
+
+    def idle(self, *, processing_time_us: int, is_caught_up: bool) -> Output:
+        result = self.engine.poll_idle(processing_time_us=processing_time_us, is_caught_up=is_caught_up)
+        return self.output([] if result is None else [result])
+
+    def close(self) -> Output:
+        return self.output([self.engine.close()])
+
+    def output(self, results: list[StepResult]) -> Output:
+        return Output(
+            rows=[row for result in results for row in to_rows(result.rows)],
+            dead_letters=[row for result in results for row in to_rows(result.dead_letters)],
+            watermark_us=self.engine.watermark_us,
+            is_idle=self.engine.is_idle,
+        )
+
+
+@dataclass(frozen=True)
+class Transcript:
+    """One script; see the module."""
+
+    name: str
+    text: dict[str, Any]
+
+    @property
+    def view(self) -> FeatureView:
+        fields = self.text.get("fields", {})
+        source = make_source(EVENT_FIELDS | fields, **self.text.get("source", {}))
+        features = {name: make_feature(dict(definition)) for name, definition in self.text["features"].items()}
+        settings = {"emit": "every_event"} | self.text["view"]
+        return FeatureView(
+            "transcript", version=1, entity=Entity("thing", key="key"), source=source, features=features, **settings
+        )
+
+    def run(self, executor: Executor) -> None:
+        """Run all steps.
+
+        Raises:
+            TranscriptError: Something else came out.
+        """
+        offset = 0
+        for number, step in enumerate(self.text["steps"], start=1):
+            place = f"{self.name}, step {number}"
+            now_us = self.time_us(step.get("processing_time", "00:00:00"))
+            if "rows" in step:
+                rows = []
+                for row in step["rows"]:
+                    offset = row.get("offset", offset)
+                    rows.append(self.event(row) | {"_offset": offset})
+                    offset += 1
+                output = executor.rows(rows, processing_time_us=now_us)
+            elif "idle" in step:
+                idle = step["idle"]
+                now_us = self.time_us(idle["at"])
+                output = executor.idle(processing_time_us=now_us, is_caught_up=idle["caught_up"])
+            elif "close" in step:
+                output = executor.close()
+            else:
+                msg = f"{place}: expected one of `rows`, `idle` and `close`"
+                raise TranscriptError(msg)
+            self.compare(place, output, step)
+
+    def event(self, row: Row) -> Row:
+        event = {name: value for name, value in row.items() if name != "offset"}
+        if isinstance(event.get("at"), str) and "raw" not in event:
+            event["at"] = self.time_us(event["at"]) // SECOND_US
+        event["_broker_time"] = self.time_us(event.pop("broker")) if "broker" in event else None
+        event["_request_id"] = event.pop("request_id", None)
+        return event
+
+    def time_us(self, text: str) -> int:
+        hours, minutes, seconds = text.removeprefix("-").split(":")
+        time_us = round((int(hours) * 3_600 + int(minutes) * 60 + float(seconds)) * SECOND_US)
+        return parse_rfc3339_us(f"{self.text.get('day', '2024-01-01')}T00:00:00Z") + (
+            -time_us if text[0] == "-" else time_us
+        )
+
+    def compare(self, place: str, output: Output, step: dict[str, Any]) -> None:
+        expected = [self.expected(row) for row in step.get("expect", [])]
+        got = [{name: row[name] for name in want} for row, want in zip(output.rows, expected, strict=False)]
+        unread = [f"{r['key']} {r['pane']}" for r in output.rows[len(expected) :]]
+        if got != expected or unread:
+            msg = f"{place}: rows\n  got      {got}{unread or ''}\n  expected {expected}"
+            raise TranscriptError(msg)
+        wanted = step.get("dead_letters", [])
+        letters = [
+            {name: letter[ALIASES.get(name, name)] for name in want}
+            for letter, want in zip(output.dead_letters, wanted, strict=False)
+        ]
+        if letters != wanted or len(output.dead_letters) != len(wanted):
+            msg = f"{place}: dead letters\n  got      {output.dead_letters}\n  expected {wanted}"
+            raise TranscriptError(msg)
+        if "watermark" in step and output.watermark_us != self.time_us(step["watermark"]):
+            msg = f"{place}: watermark\n  got      {output.watermark_us}\n  expected {step['watermark']}"
+            raise TranscriptError(msg)
+        if "is_idle" in step and output.is_idle != step["is_idle"]:
+            msg = f"{place}: is_idle\n  got      {output.is_idle}\n  expected {step['is_idle']}"
+            raise TranscriptError(msg)
+
+    def expected(self, row: Row) -> Row:
+        named = {COLUMNS.get(name, name): value for name, value in row.items()}
+        return {n: self.time_us(v) if n in TIMES and v is not None else v for n, v in named.items()}
+
+
+ALIASES = {"offset": "_offset"}
+
+
+def make_feature(definition: dict[str, Any]) -> Any:
+    """Make a feature from ``{aggregation: column, where, over | newest | lifetime}``."""
+    ((name, column),) = [(n, definition.pop(n)) for n in list(definition) if n in FUNCTIONS]
+    arguments = [] if column is None else [column]
+    if name == "from_event":
+        return FUNCTIONS[name](*arguments)
+    made = FUNCTIONS[name](*arguments, **({"where": definition.pop("where")} if "where" in definition else {}))
+    if "over" in definition:
+        return made.over(definition["over"])
+    if "newest" in definition:
+        return made.over(last=definition["newest"])
+    return made.over(lifetime=True) if definition.get("lifetime") else made
+
+
+def load_transcripts(directory: Path) -> Iterator[Transcript]:
+    """Read all transcripts of a directory."""
+    for path in sorted(directory.glob("*.yaml")):
+        for text in yaml.safe_load(path.read_text()):
+            yield Transcript(f"{path.stem}: {text['name']}", text)
