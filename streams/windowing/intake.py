@@ -94,7 +94,17 @@ class OutputTable:
         columns["watermark"] = pa.array(
             np.minimum(watermark_us, LAST_DATETIME_US), mask=watermark_us <= MINUS_INFINITY_US
         )
-        return pa.Table.from_arrays([columns[f.name].cast(f.type) for f in self._schema], schema=self._schema)
+        return pa.Table.from_arrays(
+            [_canonical(columns[f.name].cast(f.type)) for f in self._schema], schema=self._schema
+        )
+
+
+def _canonical(column: pa.Array) -> pa.Array:
+    """Give NaN one bit pattern: its sign hangs on the operation that made it."""
+    if not pa.types.is_floating(column.type):
+        return column
+    is_nan = pc.is_nan(column)
+    return pc.if_else(is_nan, pa.scalar(np.nan, column.type), column) if pc.any(is_nan).as_py() else column
 
 
 def explain_duplicate(view: FeatureView, row: int, event_id: object, rejections: Rejections) -> None:

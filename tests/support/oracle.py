@@ -361,7 +361,11 @@ class Oracle:
             return len(set(values))
         if not values:
             return None
-        mean = math.fsum(values) / len(values) if feature.function in {"variance", "stddev"} else 0.0
+        mean = 0.0
+        if feature.function in {"variance", "stddev"}:
+            if not all(map(math.isfinite, values)):
+                return math.nan
+            mean = math.fsum(values) / len(values)
         match feature.function:
             case "sum":
                 return self.total(feature.column, rows, order=order)
