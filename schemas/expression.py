@@ -298,7 +298,7 @@ class _Compiler:
         candidates = []
         for element in right.elts:
             item = self.node(element, depth=depth + 1)
-            if not isinstance(element, ast.Constant | ast.UnaryOp | ast.Name) or item.kind != node.kind:
+            if not self.is_literal(element) or item.kind != node.kind:
                 self.fail(f"has {ast.unparse(element)!r} among its choices", f"literals that are {node.kind}s")
             candidates.append(item.evaluate)
 
@@ -312,6 +312,12 @@ class _Compiler:
             return pc.invert(result) if is_negated else result
 
         return evaluate
+
+    def is_literal(self, tree: ast.expr) -> bool:
+        if isinstance(tree, ast.UnaryOp):
+            return isinstance(tree.operand, ast.Constant)
+        is_word = isinstance(tree, ast.Name) and tree.id in _WORDS and tree.id not in self.columns.names
+        return is_word or isinstance(tree, ast.Constant)
 
     def call(self, tree: ast.Call, *, depth: int) -> _Node:
         name = tree.func.id if isinstance(tree.func, ast.Name) else ast.unparse(tree.func)

@@ -70,12 +70,7 @@ class EventSource:
         if self.idle_advance and self.idle_timeout is None:
             msg = "`idle_advance` is True without `idle_timeout`, expected an idle timeout such as '30s'"
             raise ConfigError(msg)
-        if (self.event_id is None) != (self.dedup_window is None):
-            msg = "`event_id` and `dedup_window` go together, expected both or neither"
-            raise ConfigError(msg)
-        if self.event_id is not None and self.event_id not in self.schema.fields:
-            msg = f"`event_id` is {self.event_id!r}, expected a field of {self.contract}: {list(self.schema.fields)}"
-            raise ConfigError(msg)
+        self._check_event_id()
         for field in ("plausible_from", "plausible_until"):
             try:
                 parse_rfc3339_us(getattr(self, field))
@@ -84,6 +79,17 @@ class EventSource:
                 raise ConfigError(msg) from exc
         if self.plausible_from_us >= self.plausible_until_us:
             msg = f"`plausible_from` {self.plausible_from} is not before `plausible_until` {self.plausible_until}"
+            raise ConfigError(msg)
+
+    def _check_event_id(self) -> None:
+        if (self.event_id is None) != (self.dedup_window is None):
+            msg = "`event_id` and `dedup_window` go together, expected both or neither"
+            raise ConfigError(msg)
+        if self.dedup_window_us == 0:
+            msg = "`dedup_window` is 0s, expected more than 0; leave it and `event_id` out to admit copies"
+            raise ConfigError(msg)
+        if self.event_id is not None and self.event_id not in self.schema.fields:
+            msg = f"`event_id` is {self.event_id!r}, expected a field of {self.contract}: {list(self.schema.fields)}"
             raise ConfigError(msg)
 
     @cached_property

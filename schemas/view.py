@@ -19,6 +19,10 @@ from schemas.source import EventSource
 from schemas.time import format_duration, parse_duration_us, parse_rfc3339_us
 
 EMIT_MODES: Final = ("on_close", "every_event", "latest")
+MAX_SLIDES: Final = 100_000
+"""A window may be this many slides long; each row changes as many windows."""
+MAX_DURATION_US: Final = 36_500 * 86_400_000_000
+"""A hundred years: sums of times and durations stay inside 64 bits."""
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
@@ -75,6 +79,9 @@ class FeatureView:
             if text is not None and parse_duration_us(text, field=field) == 0 and field != "allowed_lateness":
                 msg = f"view {self.name}: `{field}` is {text}, expected more than 0"
                 raise ConfigError(msg)
+            if text is not None and parse_duration_us(text, field=field) > MAX_DURATION_US:
+                msg = f"view {self.name}: `{field}` is {text}, expected at most {format_duration(MAX_DURATION_US)}"
+                raise ConfigError(msg)
         try:
             parse_rfc3339_us(self.align_to)
         except ValueError as exc:
@@ -105,7 +112,7 @@ class FeatureView:
     def _complete(self, name: str, feature: Feature | Aggregation) -> Feature:
         where = f"view {self.name}, feature {name!r}"
         reserved = {*ENGINE_COLUMNS.names, *CONTEXT_COLUMNS.names, "window_start", self.entity.key}
-        if not _NAME.fullmatch(name) or name in reserved:
+        if not isinstance(name, str) or not _NAME.fullmatch(name) or name in reserved:
             msg = f"{where}: expected a lower-case name that is not one of {sorted(reserved)}"
             raise ConfigError(msg)
         if isinstance(feature, Aggregation):
@@ -119,38 +126,59 @@ class FeatureView:
         if not isinstance(feature, Feature):
             msg = f"{where} is a {type(feature).__name__}, expected a feature such as count().over('5m')"
             raise ConfigError(msg)
+        if (function := FUNCTIONS.get(feature.function)) is None:
+            msg = f"{where}: aggregation {feature.function!r} is unknown, expected one of {sorted(FUNCTIONS)}"
+            raise ConfigError(msg)
+        self._check_window(feature, where=where)
+        self._check_column(feature, function.needs, where=where)
+        if feature.where is not None:
+            parse_expression(feature.where, columns=self.source.schema.arrow_schema, where=where)
+        return feature
+
+    def _check_window(self, feature: Feature, *, where: str) -> None:
         if self.gap is not None and feature.size_us is not None:
             msg = (
                 f"{where} has a window size in a session view, expected no `over` (the session is its window); "
                 "put it into a sliding view"
             )
             raise ConfigError(msg)
-        if feature.size_us is not None and feature.size_us < (self.slide_us or 0):
-            msg = (
-                f"{where} has the size {format_duration(feature.size_us)}, expected the slide {self.slide} or more: "
-                "events between the windows would be in none; take a smaller `slide`"
-            )
-            raise ConfigError(msg)
-        if (function := FUNCTIONS.get(feature.function)) is None:
-            msg = f"{where}: aggregation {feature.function!r} is unknown, expected one of {sorted(FUNCTIONS)}"
-            raise ConfigError(msg)
-        columns = self.source.schema.arrow_schema
-        if feature.column is not None and feature.column not in columns.names:
-            contract = self.source.contract
-            msg = f"{where}: column {feature.column!r} is no field of {contract}, expected one of {columns.names}"
-            raise ConfigError(msg)
-        if feature.column is not None and not _accepts(function.needs, columns.field(feature.column).type):
-            msg = (
-                f"{where}: {feature.function} needs a {function.needs} column, but {feature.column!r} is "
-                f"{columns.field(feature.column).type}"
-            )
-            raise ConfigError(msg)
         if feature.function == "last_n" and feature.last is None:
             msg = f"{where}: last_n runs over the newest rows, expected `.over(last=N)`"
             raise ConfigError(msg)
-        if feature.where is not None:
-            parse_expression(feature.where, columns=columns, where=where)
-        return feature
+        if self.slide_us is None or not feature.is_windowed:
+            return
+        if feature.size_us is None:
+            msg = f"{where}: {feature.function} has no window size, expected one such as `.over('5m')`"
+            raise ConfigError(msg)
+        size = format_duration(feature.size_us)
+        if feature.size_us < self.slide_us:
+            msg = (
+                f"{where} has the size {size}, expected the slide {self.slide} or more: events between the windows "
+                "would be in none; take a smaller `slide`"
+            )
+            raise ConfigError(msg)
+        if feature.size_us > MAX_SLIDES * self.slide_us:
+            msg = (
+                f"{where} has the size {size}, expected at most {MAX_SLIDES} slides of {self.slide}; take a larger one"
+            )
+            raise ConfigError(msg)
+
+    def _check_column(self, feature: Feature, needs: str | None, *, where: str) -> None:
+        columns = self.source.schema.arrow_schema
+        if feature.column is None:
+            if needs is not None:
+                msg = f"{where}: {feature.function} reads no column, expected one of {columns.names}"
+                raise ConfigError(msg)
+            return
+        if feature.column not in columns.names:
+            contract = self.source.contract
+            msg = f"{where}: column {feature.column!r} is no field of {contract}, expected one of {columns.names}"
+            raise ConfigError(msg)
+        arrow = columns.field(feature.column).type
+        if not _accepts(needs, arrow):
+            expected = "no column" if needs is None else f"a {needs} column"
+            msg = f"{where}: {feature.function} needs {expected}, but {feature.column!r} is {arrow}"
+            raise ConfigError(msg)
 
     @property
     def definitions(self) -> dict[str, Feature]:

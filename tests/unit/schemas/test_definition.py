@@ -1,0 +1,221 @@
+"""Each mistake in a definition is refused when it is made, and the message says which, and what to do."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from schemas.aggregation import Aggregation, Feature, count, distinct, from_event, last_n, mean, min_, sum_
+from schemas.contract import Contract, load_contract
+from schemas.entity import Entity
+from schemas.errors import ConfigError
+from schemas.source import EventSource
+from schemas.view import FeatureView
+from tests.support.builders import EVENT_FIELDS, make_contract, make_source
+
+THING = Entity("thing", key="key")
+
+
+def make_view(**settings: Any) -> FeatureView:
+    defaults: dict[str, Any] = {
+        "name": "view",
+        "version": 1,
+        "entity": THING,
+        "source": make_source(),
+        "slide": "1m",
+        "features": {"n": count().over("5m")},
+    }
+    return FeatureView(**defaults | settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"name": "Bad Name"}, "`FeatureView` name is 'Bad Name', expected lower-case letters"),
+        ({"name": 3}, "name is 3"),
+        ({"version": 0}, "view view: `version` is 0, expected a whole number of 1 or more"),
+        ({"version": "1"}, "`version` is '1'"),
+        ({"slide": None}, "expected exactly one of `slide`"),
+        ({"gap": "1m"}, "expected exactly one of `slide`"),
+        ({"emit": "sometimes"}, r"`emit` is 'sometimes', expected one of \['on_close', 'every_event', 'latest'\]"),
+        ({"slide": "0s"}, "`slide` is 0s, expected more than 0"),
+        ({"slide": "x"}, "`slide` is 'x', expected a duration"),
+        ({"state_ttl": "0s"}, "`state_ttl` is 0s, expected more than 0"),
+        ({"ttl": "0s"}, "`ttl` is 0s, expected more than 0"),
+        ({"allowed_lateness": "soon"}, "`allowed_lateness` is 'soon'"),
+        ({"allowed_lateness": "99999999d"}, "`allowed_lateness` is 99999999d, expected at most 36500d"),
+        ({"align_to": "midnight"}, "`align_to` is 'midnight', expected RFC 3339"),
+        ({"entity": Entity("thing", key="nobody")}, "entity key 'nobody' is no field of"),
+        ({"entity": Entity("thing", key="x")}, "entity key 'x' is double, expected text or an integer"),
+        ({"features": {}}, "`features` is empty"),
+        ({"features": {"N": count().over("5m")}}, "feature 'N': expected a lower-case name"),
+        ({"features": {3: count().over("5m")}}, "feature 3: expected a lower-case name"),
+        ({"features": {"watermark": count().over("5m")}}, "feature 'watermark': expected a lower-case name"),
+        ({"features": {"key": count().over("5m")}}, "feature 'key': expected a lower-case name"),
+        ({"features": {"n": count()}}, "count has no window, expected"),
+        ({"features": {"n": "count"}}, "is a str, expected a feature such as"),
+        ({"features": {"n": Feature(function="count")}}, "count has no window size"),
+        (
+            {"features": {"n": Feature(function="median", column="x", size_us=60_000_000)}},
+            "aggregation 'median' is unknown",
+        ),
+        ({"features": {"n": Feature(function="sum", size_us=60_000_000)}}, "sum reads no column"),
+        (
+            {"features": {"n": Feature(function="count", column="x", size_us=60_000_000)}},
+            "count needs no column, but 'x'",
+        ),
+        ({"features": {"n": sum_("nothing").over("5m")}}, "column 'nothing' is no field of"),
+        ({"features": {"n": sum_("kind").over("5m")}}, "sum needs a number column, but 'kind' is string"),
+        ({"features": {"n": mean("flag").over("5m")}}, "mean needs a number column, but 'flag' is bool"),
+        ({"features": {"n": min_("flag").over("5m")}}, "min needs a orderable column, but 'flag' is bool"),
+        ({"features": {"n": distinct("x").over("5m")}}, "distinct needs a category column, but 'x' is double"),
+        ({"features": {"n": last_n("x").over("5m")}}, "last_n runs over the newest rows"),
+        ({"features": {"n": last_n("x").over(lifetime=True)}}, "last_n runs over the newest rows"),
+        ({"features": {"n": count().over("30s")}}, "has the size 30s, expected the slide 1m or more"),
+        ({"slide": "1us", "features": {"n": count().over("1m")}}, "expected at most 100000 slides of 1us"),
+        ({"features": {"n": count(where="y > 1").over("5m")}}, "feature 'n': `where` 'y > 1' reads 'y'"),
+        ({"slide": None, "gap": "1m"}, "has a window size in a session view"),
+        ({"emit": "on_close", "features": {"n": count().over(last=3)}}, "no feature has a window"),
+    ],
+)
+def test_a_wrong_view_is_refused(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        make_view(**settings)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ((), "`over` takes exactly one of"),
+        (("5m", {"last": 3}), "`over` takes exactly one of"),
+        (({"last": 0},), "`last` is 0, expected a whole number of rows of 1 or more"),
+        (({"last": 1.5},), "`last` is 1.5"),
+        (("0s",), "`over` is '0s', expected a window size of more than 0"),
+        (("5",), "`over` is '5', expected a duration"),
+    ],
+)
+def test_a_wrong_over_is_refused(arguments: tuple[Any, ...], says: str) -> None:
+    size = [a for a in arguments if isinstance(a, str)]
+    named = next((a for a in arguments if isinstance(a, dict)), {})
+    with pytest.raises(ConfigError, match=says):
+        count().over(*size, **named)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"event_time": "when"}, "`event_time` is 'when', expected a field of"),
+        ({"event_time": "n"}, "integer event time `n` of .* has unit None"),
+        ({"event_time": "x"}, "event time `x` of .* is double, expected integer or RFC 3339 text"),
+        ({"max_out_of_orderness": "5"}, "`max_out_of_orderness` is '5'"),
+        ({"idle_timeout": "0s"}, "`idle_timeout` is 0s, expected more than 0; leave it out to switch idleness off"),
+        ({"idle_advance": True}, "`idle_advance` is True without `idle_timeout`"),
+        ({"event_id": "id"}, "`event_id` and `dedup_window` go together"),
+        ({"dedup_window": "5m"}, "`event_id` and `dedup_window` go together"),
+        ({"event_id": "id", "dedup_window": "0s"}, "`dedup_window` is 0s, expected more than 0"),
+        ({"event_id": "uid", "dedup_window": "5m"}, "`event_id` is 'uid', expected a field of"),
+        ({"plausible_from": "never"}, "`plausible_from` is 'never', expected RFC 3339"),
+        ({"plausible_from": "2100-01-01T00:00:00Z"}, "is not before `plausible_until`"),
+    ],
+)
+def test_a_wrong_source_is_refused(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        make_source(**settings)
+
+
+@pytest.mark.parametrize("field", ["name", "key"])
+@pytest.mark.parametrize("value", ["", "user id", "1st", None])
+def test_a_wrong_entity_is_refused(field: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=f"`Entity.{field}` is"):
+        Entity(**{"name": "user", "key": "user_id"} | {field: value})
+
+
+@pytest.mark.parametrize(
+    ("document", "says"),
+    [
+        ({"type": 3}, "is no valid JSON Schema"),
+        ({"type": "array"}, "has type 'array', expected 'object'"),
+        ({"type": "object"}, "expected 'object' with `properties`"),
+        ({"type": "object", "properties": {"a": {"type": "string", "oneOf": []}}}, "is no valid JSON Schema"),
+        ({"type": "object", "properties": {"a": {"type": "string", "not": {}}}}, r"field `a` uses \['not'\]"),
+        ({"type": "object", "properties": {"a": {"type": "object"}}}, "field `a` has type 'object'"),
+        ({"type": "object", "properties": {"a": {}}}, "field `a` has type None"),
+        ({"type": "object", "properties": {"a": {"type": "string"}}, "required": ["b"]}, r"requires \['b'\]"),
+    ],
+)
+def test_a_wrong_contract_is_refused(document: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        Contract("thing@1", document)
+
+
+@pytest.mark.parametrize("reference", ["thing", "@1", "thing@x"])
+def test_a_wrong_reference_is_refused(reference: str) -> None:
+    with pytest.raises(ConfigError, match="expected name@version"):
+        load_contract(reference)
+
+
+def test_a_missing_contract_says_where_it_was_looked_for() -> None:
+    with pytest.raises(ConfigError, match=r"contract 'nobody@1' not found, expected a file .*nobody@1\.json"):
+        load_contract("nobody@1")
+
+
+def test_a_contract_file_that_is_no_json_is_refused(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "schemas" / "events" / "broken@1.json"
+    path.parent.mkdir(parents=True)
+    path.write_text("{")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="is no JSON"):
+        load_contract("broken@1")
+
+
+def test_a_sliding_view_takes_sizes_that_are_no_multiple_of_the_slide() -> None:
+    assert make_view(features={"n": count().over("90s")}).describe_windows() == "sliding 1m30s every 1m"
+
+
+def test_a_session_view_takes_features_without_over() -> None:
+    view = make_view(slide=None, gap="5m", features={"n": count(), "newest": count().over(last=3)})
+    assert view.describe_windows() == "session, gap 5m"
+    assert "window_start" in view.engine_schema.names
+
+
+def test_the_hash_is_of_what_is_computed_alone() -> None:
+    view = make_view()
+    same = dataclasses.replace(view, version=2, owner="somebody", ttl="5m")
+    other = dataclasses.replace(view, allowed_lateness="1s")
+    assert same.definition_hash == view.definition_hash != other.definition_hash
+    assert len(view.definition_hash) == 16
+
+
+def test_definitions_are_frozen() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        make_view().version = 2  # type: ignore[misc]  # that is the point
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        from_event("x").column = "n"  # type: ignore[misc]  # that is the point
+
+
+def test_the_example_of_the_readme_is_a_definition() -> None:
+    shop = EventSource("shop.events", contract="shop_event@1", max_out_of_orderness="5s", idle_timeout="30s")
+    view = FeatureView(
+        "user_activity",
+        version=1,
+        entity=Entity("user", key="user_id"),
+        source=shop,
+        slide="1m",
+        allowed_lateness="30s",
+        owner="growth",
+        features={
+            "clicks_5m": count(where="event_type == 'click'").over("5m"),
+            "spend_1h": sum_("amount", where="event_type == 'order'").over("1h"),
+            "amounts": last_n("amount").over(last=3),
+        },
+    )
+    assert [str(field.type) for field in view.feature_schema] == ["string", "int64", "double", "list<item: double>"]
+
+
+def test_an_aggregation_without_over_is_not_yet_a_feature() -> None:
+    assert isinstance(count(), Aggregation)
+    assert isinstance(count().over("5m"), Feature)
+
+
+def test_equal_fields_have_equal_contracts() -> None:
+    assert make_contract(EVENT_FIELDS) == make_contract(dict(EVENT_FIELDS))
