@@ -4,7 +4,7 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 
@@ -21,18 +21,21 @@ class Application:
         module: Name of the module.
         views: Its ``VIEWS``, by name.
         models: Its ``MODELS``, by name; a module may have none.
+        variables: Names of views by the variables that hold them.
     """
 
     module: str
     views: Mapping[str, FeatureView]
     models: Mapping[str, ModelSpec]
+    variables: Mapping[str, str] = field(default_factory=dict)
 
     def view(self, name: str) -> FeatureView:
-        """Find a view.
+        """Find a view by its name, or else by the variable that holds it in the module.
 
         Raises:
             ConfigError: There is none of that name.
         """
+        name = name if name in self.views else self.variables.get(name, name)
         if name not in self.views:
             msg = f"view {name!r} is not defined in {self.module}, expected one of {sorted(self.views)}"
             raise ConfigError(msg)
@@ -49,8 +52,8 @@ def load_application(module: str) -> Application:
         ConfigError: It cannot be imported, defines no views, or a model reads a view that is not as it pins it.
     """
     loaded = _import(module)
-    standing = [value for value in vars(loaded).values() if isinstance(value, FeatureView)]
-    views = list(getattr(loaded, "VIEWS", standing))
+    standing = {name: value for name, value in vars(loaded).items() if isinstance(value, FeatureView)}
+    views = list(getattr(loaded, "VIEWS", {id(view): view for view in standing.values()}.values()))
     if not views or not all(isinstance(view, FeatureView) for view in views):
         msg = f"application {module!r} defines views {views!r}, expected a FeatureView, or a list of them in VIEWS"
         raise ConfigError(msg)
@@ -61,7 +64,8 @@ def load_application(module: str) -> Application:
     models = {model.name: model for model in getattr(loaded, "MODELS", ())}
     for model in models.values():
         model.check_views(by_name)
-    return Application(module=module, views=by_name, models=models)
+    variables = {variable: view.name for variable, view in standing.items()}
+    return Application(module=module, views=by_name, models=models, variables=variables)
 
 
 def _import(module: str) -> ModuleType:

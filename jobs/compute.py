@@ -1,19 +1,18 @@
 """``headrace compute``: a view over a file, without any service."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections import Counter
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, BinaryIO, Protocol
+from typing import Annotated
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import typer
 
 from jobs.application import load_application
+from jobs.row_file import open_row_file
 from offline.computation import DEAD_LETTER_COLUMNS, Computation
+from offline.event_file import EventFile
 from schemas.errors import ConfigError
 from schemas.view import EMIT_MODES, FeatureView
-from streams.wire import encode_rows
 
 
 def compute(
@@ -48,53 +47,36 @@ def compute(
     if emit is not None and emit not in EMIT_MODES:
         msg = f"`--emit` is {emit!r}, expected one of {list(EMIT_MODES)}"
         raise ConfigError(msg)
-    rows = rejected = 0
-    with _open(output_path, view.row_schema) as output, _open_or_drop(dead_letters) as letters:
-        for made in Computation(view=view, emit=emit).run(input_path, batch_rows=batch_rows, closes=close):
+    computation = Computation(view, emit=emit)
+    _check_paths(view, input_path, output_path, dead_letters)
+    rows, reasons = 0, Counter[str]()
+    with ExitStack() as stack:
+        output = stack.enter_context(open_row_file(output_path, view.row_schema))
+        letters = None
+        if dead_letters is not None:
+            letters = stack.enter_context(open_row_file(dead_letters, DEAD_LETTER_COLUMNS))
+        for made in computation.run(input_path, batch_rows=batch_rows, closes=close):
             output.write(made.rows)
             rows += made.rows.num_rows
-            rejected += made.dead_letters.num_rows
+            reasons.update(made.dead_letters["reason"].to_pylist())
             if letters is not None:
                 letters.write(made.dead_letters)
-    typer.echo(f"{rows:,} feature rows, {rejected:,} dead letters", err=True)
+    by_reason = ", ".join(f"{reason} {number:,}" for reason, number in sorted(reasons.items()))
+    found = f"{reasons.total():,} dead letters" + (f" ({by_reason})" if by_reason else "")
+    typer.echo(f"{rows:,} feature rows, {found}", err=True)
 
 
-class _Writer(Protocol):
-    def write(self, rows: pa.Table) -> None: ...
-
-
-class _Lines:
-    def __init__(self, stream: BinaryIO) -> None:
-        self._stream = stream
-
-    def write(self, rows: pa.Table) -> None:
-        self._stream.writelines(line + b"\n" for line in encode_rows(rows))
-
-
-@contextmanager
-def _open(path: Path | None, schema: pa.Schema) -> Iterator[_Writer]:
-    if path is None:
-        yield _Lines(typer.get_binary_stream("stdout"))
-        return
-    try:
-        if path.suffix == ".parquet":
-            with pq.ParquetWriter(path, schema) as writer:
-                yield writer
-        else:
-            with path.open("wb") as stream:
-                yield _Lines(stream)
-    except OSError as exc:
-        msg = f"{path} cannot be written: {exc.strerror or exc}; expected a file in a directory that exists"
-        raise ConfigError(msg) from exc
-
-
-@contextmanager
-def _open_or_drop(path: Path | None) -> Iterator[_Writer | None]:
-    if path is None:
-        yield None
-    else:
-        with _open(path, DEAD_LETTER_COLUMNS) as writer:
-            yield writer
+def _check_paths(view: FeatureView, input_path: Path, *outputs: Path | None) -> None:
+    """See whether the input is there, before any output is opened, and that nothing is written over it."""
+    EventFile(input_path, view.source.schema).check()
+    taken = {input_path.resolve()}
+    for output in outputs:
+        if output is not None and output.resolve() in taken:
+            msg = f"{output} is named twice among input, output and dead letters, expected a file for each"
+            raise ConfigError(msg)
+        if output is not None and output.exists() and not output.is_file():
+            continue  # a pipe or a device may well stand for two of them
+        taken |= {output.resolve()} if output is not None else set()
 
 
 def _view(definition: str) -> FeatureView:

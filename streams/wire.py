@@ -18,8 +18,13 @@ _RFC3339 = "%Y-%m-%dT%H:%M:%S%.6fZ"
 
 def encode_rows(rows: pa.Table) -> list[bytes]:
     """Encode each row as one JSON object."""
+    return encode_lines(rows).splitlines()
+
+
+def encode_lines(rows: pa.Table) -> bytes:
+    """Encode each row as one JSON object on a line of its own."""
     if not rows.num_rows:
-        return []
+        return b""
     frame = pl.from_arrow(rows)
     if not isinstance(frame, pl.DataFrame):
         msg = f"expected a table, got {type(rows).__name__}"
@@ -27,7 +32,7 @@ def encode_rows(rows: pa.Table) -> list[bytes]:
     times = [name for name, dtype in frame.schema.items() if isinstance(dtype, pl.Datetime)]
     buffer = io.BytesIO()
     frame.with_columns(pl.col(times).dt.strftime(_RFC3339)).write_ndjson(buffer)
-    return buffer.getvalue().splitlines()
+    return buffer.getvalue()
 
 
 def decode_rows(values: Sequence[bytes | None], schema: pa.Schema) -> pa.Table:

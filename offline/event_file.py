@@ -1,0 +1,223 @@
+"""Files of events: NDJSON or Parquet, one event a row in arrival order, read in cuts.
+
+A row is one JSON object, without the white space around it; blank lines and a byte order mark are none of it. A Parquet
+row becomes the JSON that a producer would have sent (see :mod:`offline.parquet_event`). A row may say where it was in
+Kafka: ``_partition`` (default 0), ``_offset`` (default: its number in the file, from 0) and ``_broker_time`` (RFC 3339,
+or microseconds since the epoch). What is no JSON object cannot say so: it has the defaults, and since it reaches no
+engine its offset need not rise.
+"""
+
+import codecs
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from offline.parquet_event import encode_events
+from schemas.contract import Contract
+from schemas.errors import ConfigError, DecodeError, SchemaMismatchError
+from streams.windowing.event_time import read_event_times
+
+UNKNOWN_US: Final = -(2**63)
+"""Broker time of a row that names none."""
+_WHITE_SPACE: Final = b" \t\r\n"
+_MARKS: Final = (b'"_', rb"\u005")
+"""Bytes of which one stands in every row that names its partition, offset or broker time: a quoted name that starts
+with an underscore, as itself or escaped."""
+_INT64_END: Final = 2**63
+_ANY_TIME: Final = (-(2**62), 2**62)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EventCut:
+    """Consecutive rows of a file, as columns of equal length.
+
+    Attributes:
+        first_number: Number of the first row in the file, from 0; the others follow it.
+        partitions: ``(n_rows,)`` int64.
+        offsets: ``(n_rows,)`` int64; they rise within a partition but for rows that are no JSON object.
+        broker_time_us: ``(n_rows,)`` int64, :data:`UNKNOWN_US` where the row names none.
+        values: JSON text of each row.
+    """
+
+    first_number: int
+    partitions: NDArray[np.int64]
+    offsets: NDArray[np.int64]
+    broker_time_us: NDArray[np.int64]
+    values: list[bytes]
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    @property
+    def numbers(self) -> NDArray[np.int64]:
+        """``(n_rows,)`` number of each row in the file."""
+        return np.arange(self.first_number, self.first_number + len(self), dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class EventFile:
+    """A file of events of one contract, Parquet if its name ends in ``.parquet`` and NDJSON otherwise."""
+
+    path: Path
+    contract: Contract
+
+    def check(self) -> None:
+        """See whether there is such a file.
+
+        Raises:
+            ConfigError: There is not.
+        """
+        reason = None
+        if not self.path.exists():
+            reason = "there is no such file"
+        elif self.path.is_dir():
+            reason = "it is a directory"
+        elif not os.access(self.path, os.R_OK):
+            reason = "reading it is not permitted"
+        if reason is not None:
+            msg = f"input {self.path} cannot be read: {reason}; expected a file of NDJSON, or Parquet (.parquet)"
+            raise ConfigError(msg)
+
+    def cuts(self, size: int) -> Iterator[EventCut]:
+        """Read the rows in order, at most ``size`` at a time.
+
+        Raises:
+            DecodeError: The file cannot be read, or a ``_partition``, ``_offset`` or ``_broker_time`` is none.
+            SchemaMismatchError: The offsets of a partition do not rise.
+        """
+        place, number = _Placement(self.path), 0
+        try:
+            for values in self._payloads(size):
+                yield place.cut(values, first_number=number)
+                number += len(values)
+        except (OSError, pa.ArrowException) as exc:
+            msg = f"{self.path} cannot be read: {exc}; expected NDJSON, or Parquet under a name that ends in .parquet"
+            raise DecodeError(msg) from exc
+
+    def _payloads(self, size: int) -> Iterator[list[bytes]]:
+        if self.path.suffix.lower() == ".parquet":
+            for batch in pq.ParquetFile(self.path).iter_batches(size):
+                if batch.num_rows:
+                    yield encode_events(pa.Table.from_batches([batch]), self.contract)
+            return
+        with self.path.open("rb") as stream:
+            lines = list(islice(stream, size))
+            if lines:
+                lines[0] = lines[0].removeprefix(codecs.BOM_UTF8)
+            while lines:
+                if values := [value for line in lines if (value := line.strip(_WHITE_SPACE))]:
+                    yield values
+                lines = list(islice(stream, size))
+
+
+@dataclass
+class _Placement:
+    """Says where each row was in Kafka, and sees to it that offsets rise."""
+
+    path: Path
+    last: dict[int, int] = field(default_factory=dict)
+
+    def cut(self, values: list[bytes], *, first_number: int) -> EventCut:
+        numbers = np.arange(first_number, first_number + len(values), dtype=np.int64)
+        joined = b"\n".join(values)
+        if first_number > self.last.get(0, -1) and not any(mark in joined for mark in _MARKS):
+            # No row names a place, so that the numbers rise as they are; the last offset is that of the last object.
+            newest = next((at for at in reversed(range(len(values))) if _document(values[at]) is not None), None)
+            if newest is not None:
+                self.last[0] = first_number + newest
+            unknown = np.full(len(values), UNKNOWN_US, dtype=np.int64)
+            return EventCut(
+                first_number=first_number,
+                partitions=np.zeros(len(values), dtype=np.int64),
+                offsets=numbers,
+                broker_time_us=unknown,
+                values=values,
+            )
+        documents = _documents(values)
+        cut = EventCut(
+            first_number=first_number,
+            partitions=self._whole_numbers("_partition", documents, np.zeros(len(values), np.int64), first_number),
+            offsets=self._whole_numbers("_offset", documents, numbers, first_number),
+            broker_time_us=self._broker_times(documents, first_number),
+            values=values,
+        )
+        self._check_order(cut, np.array([document is not None for document in documents]))
+        return cut
+
+    def _whole_numbers(
+        self, name: str, documents: list[dict[str, Any] | None], default: NDArray[np.int64], first_number: int
+    ) -> NDArray[np.int64]:
+        found = [None if document is None else document.get(name) for document in documents]
+        named = [at for at, value in enumerate(found) if value is not None]
+        for at in named:
+            value = found[at]
+            if type(value) is not int or not 0 <= value < _INT64_END:
+                msg = (
+                    f"{self.path}, row {first_number + at + 1}: `{name}` is {value!r}, expected a whole number of 0 or "
+                    "more; correct it, or leave it out"
+                )
+                raise DecodeError(msg)
+        result = default.copy()
+        result[named] = [found[at] for at in named]
+        return result
+
+    def _broker_times(self, documents: list[dict[str, Any] | None], first_number: int) -> NDArray[np.int64]:
+        found = [None if document is None else document.get("_broker_time") for document in documents]
+        result = np.full(len(found), UNKNOWN_US, dtype=np.int64)
+        texts = [at for at, value in enumerate(found) if type(value) is str]
+        is_read = np.array([value is None for value in found])
+        if texts:
+            column = pa.array([found[at] for at in texts], pa.string())
+            times = read_event_times(column, unit_us=None, plausible_us=_ANY_TIME)
+            result[texts], is_read[texts] = times.time_us, times.is_usable
+        for at, value in enumerate(found):
+            if type(value) is int and UNKNOWN_US < value < _INT64_END:
+                result[at], is_read[at] = value, True
+        if not is_read.all():
+            at = int(np.argmin(is_read))
+            msg = (
+                f"{self.path}, row {first_number + at + 1}: `_broker_time` is {found[at]!r}, expected RFC 3339 such as "
+                "'2013-01-01T10:00:00Z', or microseconds since 1970 as a whole number"
+            )
+            raise DecodeError(msg)
+        return result
+
+    def _check_order(self, cut: EventCut, is_object: NDArray[np.bool_]) -> None:
+        rows = np.flatnonzero(is_object)
+        rows = rows[np.argsort(cut.partitions[rows], kind="stable")]
+        partitions, offsets = cut.partitions[rows], cut.offsets[rows]
+        starts = np.flatnonzero(np.r_[True, partitions[1:] != partitions[:-1]]) if len(rows) else rows
+        before = np.r_[np.int64(-1), offsets[:-1]][: len(rows)]
+        before[starts] = [self.last.get(partition, -1) for partition in partitions[starts].tolist()]
+        if len(falling := np.flatnonzero(offsets <= before)):
+            at = falling[np.argmin(rows[falling])]
+            msg = (
+                f"{self.path}, row {cut.first_number + rows[at] + 1}: offset {offsets[at]} of partition "
+                f"{partitions[at]} comes after {before[at]}, expected rising offsets; sort the rows, or leave "
+                "`_offset` out of all of them"
+            )
+            raise SchemaMismatchError(msg)
+        ends = np.r_[starts[1:], len(rows)] - 1 if len(rows) else rows
+        self.last.update(zip(partitions[ends].tolist(), offsets[ends].tolist(), strict=True))
+
+
+def _document(value: bytes) -> dict[str, Any] | None:
+    """The object that a row is, None for anything else: decoding makes a dead letter of it."""
+    try:
+        document = orjson.loads(value)
+    except orjson.JSONDecodeError:
+        return None
+    return document if type(document) is dict else None
+
+
+def _documents(values: list[bytes]) -> list[dict[str, Any] | None]:
+    return [_document(value) for value in values]
