@@ -47,7 +47,9 @@ class WindowlessPlan:
         return WindowlessState(None, lifetime, [[] for _ in self.groups])
 
     def is_alive(self, state: WindowlessState, watermark_us: int) -> bool:
-        """Tell whether the state still counts under a watermark."""
+        """Tell whether the state still counts under a watermark; a view without such features has none."""
+        if self.is_empty:
+            return False
         return state.newest_us is not None and state.newest_us + self.ttl_us > watermark_us
 
     def update(self, state: WindowlessState, row: RowView, *, watermark_us: int) -> None:
