@@ -5,13 +5,14 @@ not depend on how the input is cut into batches: feature rows stand in the order
 closing the input makes come last, by partition.
 
 The micro-batch of ``latest`` is the whole input: of the as-of rows the last of each key and partition is kept, at its
-place. To know which that is takes the whole input, so ``latest`` holds back its output until the end, in memory;
-``every_event`` and ``on_close`` hold back nothing.
+place. To know which that is takes the whole input, so ``latest`` holds back its output until the end, in a temporary
+file where there is much of it; ``every_event`` and ``on_close`` hold back nothing.
 """
 
 from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
+from tempfile import SpooledTemporaryFile
 from typing import Final
 
 import numpy as np
@@ -39,7 +40,8 @@ DEAD_LETTER_COLUMNS: Final = pa.schema(
     ]
 )
 """Columns of a dead letter of a file; ``value`` is the row's JSON, with U+FFFD in place of bytes that are no UTF-8."""
-_HELD_ROWS: Final = 200_000
+_SPOOLED_BYTES: Final = 64 * 2**20
+_REMEMBERED_ROWS: Final = 200_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,16 +91,16 @@ class Computation:
             SchemaMismatchError: The offsets of a partition do not rise.
         """
         is_latest = self._driven.emit == "latest"
-        held = _HeldRows(self.view)
-        for cut in EventFile(path, self.view.source.schema).cuts(batch_rows):
-            computed = self._step(cut)
-            if is_latest:
-                held.add(computed.rows)
-                computed = replace(computed, rows=self.view.row_schema.empty_table())
-            yield computed
         nothing = DEAD_LETTER_COLUMNS.empty_table()
-        if is_latest:
-            yield Computed(rows=held.release(), dead_letters=nothing)
+        with _HeldRows(self.view) as held:
+            for cut in EventFile(path, self.view.source.schema).cuts(batch_rows):
+                computed = self._step(cut)
+                if is_latest:
+                    held.add(computed.rows)
+                    computed = replace(computed, rows=self.view.row_schema.empty_table())
+                yield computed
+            for rows in held.release():
+                yield Computed(rows=rows, dead_letters=nothing)
         for partition in sorted(self._engines) if closes else ():
             rows = self._with_context(self._engines[partition].close().rows, partition)
             yield Computed(rows=rows, dead_letters=nothing)
@@ -185,26 +187,46 @@ def _placed(rows: pa.Table, *, offsets: NDArray[np.int64], broker_time_us: NDArr
 
 
 class _HeldRows:
-    """Rows of ``latest``, in memory until the end of the input."""
+    """Rows of ``latest`` until the end of the input, on disk when there are many."""
 
     def __init__(self, view: FeatureView) -> None:
         self._key = view.entity.key
-        self._tables = [view.row_schema.empty_table()]
-        self._limit = _HELD_ROWS
+        self._file = SpooledTemporaryFile(max_size=_SPOOLED_BYTES)  # noqa: SIM115 - __exit__ closes it
+        options = pa.ipc.IpcWriteOptions(compression="lz4")
+        self._writer = pa.ipc.new_stream(self._file, view.row_schema, options=options)
+        self._count = 0
+        self._as_of: list[pa.Table] = []
+        self._limit = _REMEMBERED_ROWS
+
+    def __enter__(self) -> "_HeldRows":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
 
     def add(self, rows: pa.Table) -> None:
-        """Hold rows; now and then, drop those that later ones have replaced."""
-        self._tables.append(rows)
-        if sum(table.num_rows for table in self._tables) > self._limit:
-            kept = self.release()
-            self._tables, self._limit = [kept], 2 * kept.num_rows + _HELD_ROWS
+        """Hold rows back, and remember which as-of row of a key is the last."""
+        numbers = np.arange(self._count, self._count + rows.num_rows)
+        columns = {"key": rows[self._key], "partition": rows["source_partition"], "at": numbers}
+        self._as_of.append(pa.table(columns).filter(pc.equal(rows["pane"], str(Pane.EARLY))))
+        self._count += rows.num_rows
+        self._writer.write_table(rows)
+        if sum(table.num_rows for table in self._as_of) > self._limit:
+            self._as_of = [self._last()]
+            self._limit = 2 * self._as_of[0].num_rows + _REMEMBERED_ROWS
 
-    def release(self) -> pa.Table:
+    def release(self) -> Iterator[pa.Table]:
         """All rows but the as-of rows that another one of the same key and partition follows."""
-        rows = pa.concat_tables(self._tables)
-        numbered = pa.table(
-            {"key": rows[self._key], "partition": rows["source_partition"], "at": np.arange(rows.num_rows)}
-        )
-        is_as_of = pc.equal(rows["pane"], str(Pane.EARLY))
-        last = numbered.filter(is_as_of).group_by(["partition", "key"]).aggregate([("at", "max")])["at_max"]
-        return rows.filter(pc.or_(pc.invert(is_as_of), pc.is_in(numbered["at"], value_set=last)))
+        last = self._last()["at"] if self._as_of else pa.chunked_array([], pa.int64())
+        self._writer.close()
+        self._file.seek(0)
+        first = 0
+        for batch in pa.ipc.open_stream(self._file):
+            numbers = pa.array(np.arange(first, first + batch.num_rows))
+            first += batch.num_rows
+            kept = pc.or_(pc.not_equal(batch["pane"], str(Pane.EARLY)), pc.is_in(numbers, value_set=last))
+            yield pa.Table.from_batches([batch.filter(kept)])
+
+    def _last(self) -> pa.Table:
+        last = pa.concat_tables(self._as_of).group_by(["key", "partition"]).aggregate([("at", "max")])
+        return last.rename_columns(["key", "partition", "at"])

@@ -256,10 +256,11 @@ def test_of_latest_the_last_as_of_row_of_each_key_and_partition_is_kept_at_its_p
     assert [row["source_offset"] for row in expected if row["pane"] == Pane.EARLY] == [1, 3, 4, 5]
 
 
-def test_latest_drops_what_is_replaced_while_it_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_latest_keeps_what_it_holds_back_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path / "in.ndjson", [{"key": f"k{at % 3}", "at": 100 + at} for at in range(50)])
     expected = compute(make_view(), path, emit="latest", batch_rows=4)
-    monkeypatch.setattr("offline.computation._HELD_ROWS", 5)
+    monkeypatch.setattr("offline.computation._REMEMBERED_ROWS", 5)
+    monkeypatch.setattr("offline.computation._SPOOLED_BYTES", 100)
 
     assert compute(make_view(), path, emit="latest", batch_rows=4).rows.equals(expected.rows)
 
