@@ -26,7 +26,6 @@ class KeyRows:
         lengths: Number of rows of each key, 1 or more.
         keys: The key of each segment.
         time_us: ``(n_rows,)`` event times in this order.
-        offset: ``(n_rows,)`` offsets in this order.
     """
 
     order: Ints
@@ -34,7 +33,6 @@ class KeyRows:
     lengths: Ints
     keys: Ints
     time_us: Ints
-    offset: Ints
 
     @cached_property
     def last(self) -> Ints:
@@ -48,7 +46,7 @@ class Layout:
 
     Attributes:
         starts: Where each key's rows begin.
-        time_us, offset, columns, valid: The rows.
+        time_us, columns, valid: The rows.
         first: Where the N newest as of each row of ``KeyRows`` begin; meaningless for keys out of order.
         n_kept: How many they are.
         list_row: Row of ``listed`` for rows of keys that are out of order, else -1.
@@ -57,7 +55,6 @@ class Layout:
 
     starts: Ints
     time_us: Ints
-    offset: Ints
     columns: dict[str, Array]
     valid: dict[str, Bools]
     first: Ints
@@ -82,21 +79,23 @@ class NewestValues:
 
 
 class NewestRows:
-    """Keeps the N newest rows that pass a filter, for every key."""
+    """Keeps the N newest rows that pass a filter, for every key.
+
+    They are kept in the order of (event time, offset); offsets need not be, for a new row has the highest.
+    """
 
     def __init__(self, *, size: int, filter_index: int | None, dtypes: dict[str, type]) -> None:
         self.size = size
         self.filter_index = filter_index
         self.n_kept = np.empty(0, dtype=np.int64)
         self.time_us = np.empty((0, size), dtype=np.int64)
-        self.offset = np.empty((0, size), dtype=np.int64)
         self.columns: dict[str, Array] = {name: np.empty((0, size), dtype=dtype) for name, dtype in dtypes.items()}
         self.valid = {name: np.empty((0, size), dtype=np.bool_) for name in dtypes}
 
     def grow(self, n_keys: int) -> None:
         """Make room for keys below ``n_keys``."""
         self.n_kept = _grown(self.n_kept, n_keys)
-        self.time_us, self.offset = _grown(self.time_us, n_keys), _grown(self.offset, n_keys)
+        self.time_us = _grown(self.time_us, n_keys)
         self.columns = {name: _grown(values, n_keys) for name, values in self.columns.items()}
         self.valid = {name: _grown(values, n_keys) for name, values in self.valid.items()}
 
@@ -107,7 +106,7 @@ class NewestRows:
     def to_table(self, ids: Ints) -> pa.Table:
         """State as a table of one row for each row kept; keys are named by their position in ``ids``."""
         key, at = np.nonzero(np.arange(self.size) < self.n_kept[ids][:, None])
-        columns = {"key": key, "time_us": self.time_us[ids[key], at], "offset": self.offset[ids[key], at]}
+        columns = {"key": key, "time_us": self.time_us[ids[key], at]}
         for number, name in enumerate(self.columns):
             columns |= {
                 f"{number}.value": self.columns[name][ids[key], at],
@@ -122,7 +121,7 @@ class NewestRows:
         _, at = expand(lengths)
         keys = ids[columns["key"]]
         self.n_kept[keys[starts]] = lengths
-        self.time_us[keys, at], self.offset[keys, at] = columns["time_us"], columns["offset"]
+        self.time_us[keys, at] = columns["time_us"]
         for number, name in enumerate(self.columns):
             self.columns[name][keys, at] = columns[f"{number}.value"]
             self.valid[name][keys, at] = columns[f"{number}.valid"]
@@ -150,7 +149,7 @@ class NewestRows:
             out[new_at] = fresh
             return out
 
-        time_us, offset = laid(self.time_us, rows.time_us[passes]), laid(self.offset, rows.offset[passes])
+        time_us = laid(self.time_us, rows.time_us[passes])
         n_versions = n_before[owner] + n_passed
         n_kept = np.minimum(n_versions, self.size)
         lists = NewestLists(self.size, n_rows=len(owner))
@@ -159,16 +158,13 @@ class NewestRows:
             is_long = n_new[disordered] > LONG
             place_of = np.full(len(owner), -1, dtype=np.int64)
             place_of[passes] = new_at
-            laid_keys = LaidKeys(
-                rows.starts, rows.lengths, starts, n_before, n_new, n_passed, place_of, time_us, offset
-            )
+            laid_keys = LaidKeys(rows.starts, rows.lengths, starts, n_before, n_new, n_passed, place_of, time_us)
             lists.add_side_by_side(disordered[~is_long], laid_keys)
             for key in np.union1d(disordered[is_long], restarted).tolist():
                 lists.add_alone(key, laid_keys, is_reset=is_reset, n_kept=n_kept)
         return Layout(
             starts=starts,
             time_us=time_us,
-            offset=offset,
             columns={c: laid(kept, columns.values(c)[0][new_rows]) for c, kept in self.columns.items()},
             valid={c: laid(kept, columns.values(c)[1][new_rows]) for c, kept in self.valid.items()},
             first=starts[owner] + np.maximum(n_versions - self.size, 0),
@@ -225,7 +221,7 @@ class NewestRows:
         self.n_kept[keys] = layout.n_kept[last]
         if len(layout.time_us):
             places = self._places(layout, last)
-            self.time_us[keys], self.offset[keys] = layout.time_us[places], layout.offset[places]
+            self.time_us[keys] = layout.time_us[places]
             for name, values in self.columns.items():
                 values[keys] = layout.columns[name][places]
                 self.valid[name][keys] = layout.valid[name][places]

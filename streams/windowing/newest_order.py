@@ -31,7 +31,6 @@ class LaidKeys:
         n_passed: ``(n_rows,)`` number of rows of the key that pass, up to each row.
         place_of: ``(n_rows,)`` place of each row in the layout, -1 for those that do not pass.
         time_us: Event times in the layout.
-        offset: Offsets in the layout.
     """
 
     row_starts: Ints
@@ -42,7 +41,6 @@ class LaidKeys:
     n_passed: Ints
     place_of: Ints
     time_us: Ints
-    offset: Ints
 
 
 class NewestLists:
@@ -100,7 +98,7 @@ class NewestLists:
         start, first = int(laid.starts[key]), int(laid.row_starts[key])
         n_rows = int(laid.row_lengths[key])
         before = range(start, start + int(laid.n_before[key]))
-        kept = [(int(laid.time_us[at]), int(laid.offset[at]), at) for at in before]
+        kept = [(int(laid.time_us[at]), at) for at in before]
         lists = np.zeros((n_rows, self._size), dtype=np.int64)
         for turn in range(n_rows):
             row = first + turn
@@ -108,10 +106,10 @@ class NewestLists:
                 kept = []
             at = int(laid.place_of[row])
             if at >= 0:
-                insort(kept, (int(laid.time_us[at]), int(laid.offset[at]), at))
+                insort(kept, (int(laid.time_us[at]), at))
                 if len(kept) > self._size:
                     kept.pop(0)
-            lists[turn, : len(kept)] = [place for *_, place in kept]
+            lists[turn, : len(kept)] = [place for _, place in kept]
             n_kept[row] = len(kept)
         self.list_row[first : first + n_rows] = self._n_lists + np.arange(n_rows)
         self._append(lists)

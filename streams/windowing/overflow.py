@@ -33,7 +33,6 @@ class GuardedRows:
         keys: Distinct keys.
         place: Position of each row's key among them.
         time_us: Event times.
-        offset: Offsets.
         before_us: Watermark that each was judged against.
         tile: Tile of each row.
         first: First window end that holds each row and is not expired.
@@ -44,7 +43,6 @@ class GuardedRows:
     keys: list[Any]
     place: Ints
     time_us: Ints
-    offset: Ints
     before_us: Ints
     tile: Ints
     first: Ints
@@ -152,7 +150,7 @@ class OverflowGuard:
             sums.total += value
             return fits_int64(sums.total)
         if feature.scope is Scope.LAST:
-            insort(sums.newest, (int(rows.time_us[row]), int(rows.offset[row]), value))
+            insort(sums.newest, (int(rows.time_us[row]), row, value))
             del sums.newest[: -feature.last]
             return fits_int64(sum(kept for *_, kept in sums.newest))
         per_slide, tile = self._plan.tiles_per_slide, int(rows.tile[row])

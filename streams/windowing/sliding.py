@@ -50,14 +50,12 @@ class AdmittedRows:
     Attributes:
         table: Columns of the contract.
         time_us: ``(n_rows,)`` event times.
-        offset: ``(n_rows,)`` offsets.
         before_us: Watermark before each row (or step).
         after_us: Watermark after it.
     """
 
     table: pa.Table | None
     time_us: Ints
-    offset: Ints
     before_us: Ints
     after_us: Ints
 
@@ -212,7 +210,7 @@ class SlidingState:
             order = stable_argsort(place, len(ids))
             starts, lengths = find_segments(place[order])
             keys = ids[place[order][starts]]
-            key_rows = KeyRows(order, starts, lengths, keys, rows.time_us[order], rows.offset[order])
+            key_rows = KeyRows(order, starts, lengths, keys, rows.time_us[order])
             windowless = self.windowless.scan(columns, key_rows, watermark_us=rows.before_us[order])
         return _Scanned(prepared, ids[place], windows, windowless)
 
@@ -226,7 +224,6 @@ class SlidingState:
             prepared.keys,
             prepared.place,
             rows.time_us,
-            rows.offset,
             rows.before_us,
             prepared.tile,
             np.maximum(prepared.first, self.plan.expired_ends(rows.before_us) + 1),
@@ -377,7 +374,7 @@ class SlidingState:
             is_early = is_early[order]
         maker, end_us = queries.maker, plan.align_us + queries.panes.end * plan.slide_us
         watermark_us = rows.after_us[maker]
-        columns = {plan.key: self.keys.to_arrow(queries.panes.key)}
+        columns = {plan.key: self._keys_of(queries, rows)}
         columns |= self._windowed(queries, scanned)
         columns |= self.windowless.read(
             queries.panes.key,
@@ -402,6 +399,17 @@ class SlidingState:
             "watermark": pa.array(watermark_us),
         }
         return OutputRows(maker, columns)
+
+    def _keys_of(self, queries: _Queries, rows: AdmittedRows) -> pa.Array:
+        """Entity keys: of as-of rows straight from the batch, of closing panes from the key table."""
+        closing = np.flatnonzero(queries.kind != _EARLY)
+        if rows.table is None or len(closing) == len(queries.kind):
+            return self.keys.to_arrow(queries.panes.key)
+        given = rows.table.column(self.plan.key).combine_chunks()
+        source = queries.maker.copy()
+        source[closing] = len(given) + np.arange(len(closing))
+        known = self.keys.to_arrow(queries.panes.key[closing])
+        return (pa.concat_arrays([given, known]) if len(closing) else given).take(pa.array(source))
 
     def _windowed(self, queries: _Queries, scanned: _Scanned) -> dict[str, pa.Array]:
         """Window features of each query."""

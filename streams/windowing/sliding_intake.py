@@ -97,7 +97,6 @@ class SlidingIntake:
         rows = AdmittedRows(
             take_rows(batch.table, admitted),
             judged.time_us[is_admitted],
-            batch.offsets[admitted],
             judged.before_us[is_admitted],
             judged.after_us[is_admitted],
         )
@@ -154,7 +153,7 @@ class SlidingIntake:
 
     def advance(self, *, before_us: int, after_us: int, last_offset: int | None) -> pa.Table:
         """Move the watermark without a row and give what that fires."""
-        step = AdmittedRows(None, _NO_ROWS, _NO_ROWS, np.array([before_us]), np.array([after_us]))
+        step = AdmittedRows(None, _NO_ROWS, np.array([before_us]), np.array([after_us]))
         output = self._state.process(self._state.prepare(step), emit="on_close")
         return self._output.of_step(output.columns, last_offset=last_offset)
 

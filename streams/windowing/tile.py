@@ -13,6 +13,7 @@ from streams.windowing.segment import Bools, Ints, expand, search
 
 _NONE: Final = -1
 _FIRST_CAPACITY: Final = 1_024
+_STEPS: Final = 3
 
 
 @dataclass(frozen=True)
@@ -22,23 +23,46 @@ class CellIndex:
     Attributes:
         cells: ``(n_cells,)``.
         lengths: Number of cells of each key.
+        tiles: ``(n_cells,)``.
         codes: ``(n_cells,)`` position of the key and tile in one rising number.
     """
 
     cells: Ints
     lengths: Ints
+    tiles: Ints
     codes: Ints
-    _tiles: Ints
+    _distinct: Ints
     _span: int
     _low: int
 
     def window(self, keys: Ints, first_tile: Ints, stop_tile: Ints) -> tuple[Ints, Ints]:
         """Range ``[low, high)`` of each key's cells with ``first_tile <= tile < stop_tile``; keys by position."""
-        return self._search(keys, first_tile), self._search(keys, stop_tile)
+        stop = np.cumsum(self.lengths)[keys]
+        start = stop - self.lengths[keys]
+        # Most windows reach the key's newest tile, and begin at one of its oldest: look there before searching.
+        high = stop.copy()
+        inner = np.flatnonzero(self._is_at_or_after(stop - 1, stop_tile) & (stop > start))
+        high[inner] = self._search(keys[inner], stop_tile[inner])
+        low = start.copy()
+        left = self._not_yet(np.arange(len(keys)), low, high, first_tile)
+        for _ in range(_STEPS):
+            low[left] += 1
+            left = self._not_yet(left, low, high, first_tile)
+        low[left] = self._search(keys[left], first_tile[left])
+        return np.minimum(low, high), high
+
+    def _not_yet(self, queries: Ints, low: Ints, high: Ints, first_tile: Ints) -> Ints:
+        """Queries whose cell at ``low`` is before their window."""
+        queries = queries[low[queries] < high[queries]]
+        return queries[~self._is_at_or_after(low[queries], first_tile[queries])]
+
+    def _is_at_or_after(self, at: Ints, tiles: Ints) -> Bools:
+        is_after: Bools = self.tiles[at] >= tiles if len(self.tiles) else np.zeros(len(at), dtype=np.bool_)
+        return is_after
 
     def _search(self, keys: Ints, tiles: Ints) -> Ints:
-        is_sparse = len(self._tiles) > 0
-        place = search(self._tiles, tiles) if is_sparse else np.clip(tiles - self._low, 0, self._span)
+        is_sparse = len(self._distinct) > 0
+        place = search(self._distinct, tiles) if is_sparse else np.clip(tiles - self._low, 0, self._span)
         return search(self.codes, keys * (self._span + 1) + place)
 
 
@@ -166,9 +190,9 @@ class TilePool:
         low, high = (int(tiles.min()), int(tiles.max())) if total else (0, 0)
         span = high - low + 1
         if span.bit_length() + len(keys).bit_length() < 62:
-            return CellIndex(
-                flat, lengths, owner * (span + 1) + (tiles - low), _tiles=np.empty(0, np.int64), _span=span, _low=low
-            )
+            codes = owner * (span + 1) + (tiles - low)
+            return CellIndex(flat, lengths, tiles, codes, _distinct=np.empty(0, np.int64), _span=span, _low=low)
         distinct, place = np.unique(tiles, return_inverse=True)
         span = len(distinct)
-        return CellIndex(flat, lengths, owner * (span + 1) + place, _tiles=distinct, _span=span, _low=0)
+        codes = owner * (span + 1) + place
+        return CellIndex(flat, lengths, tiles, codes, _distinct=distinct, _span=span, _low=0)

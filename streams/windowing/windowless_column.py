@@ -216,12 +216,12 @@ class WindowlessColumns:
         return np.where(cells == _NONE, 0, sums[cells])
 
     def newest_values(self, feature: PlannedFeature, key: int) -> list[tuple[int, int, int]]:
-        """Event time, offset and value (0 for null) of the rows that a last-N feature of a key runs over."""
+        """Event time, rank below 0 and value (0 for null) of the rows that a last-N feature of a key runs over."""
         for group, members in zip(self.groups, self._members, strict=True):
             if feature in members:
                 kept = slice(int(group.n_kept[key]))
                 values = np.where(group.valid[feature.source][key, kept], group.columns[feature.source][key, kept], 0)
-                columns = group.time_us[key, kept], group.offset[key, kept], values
+                columns = group.time_us[key, kept], np.arange(-len(values), 0), values
                 return list(zip(*(column.tolist() for column in columns), strict=True))
         return []
 
