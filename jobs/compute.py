@@ -8,9 +8,11 @@ from typing import Annotated
 import typer
 
 from jobs.application import load_application
+from jobs.lateness_table import print_report
 from jobs.row_file import open_row_file
 from offline.computation import DEAD_LETTER_COLUMNS, Computation
 from offline.event_file import EventFile
+from offline.report import report_lateness
 from schemas.errors import ConfigError
 from schemas.view import EMIT_MODES, FeatureView
 
@@ -36,6 +38,13 @@ def compute(
     close: Annotated[
         bool, typer.Option("--close", help="Take the watermark to the end of time after the last row.")
     ] = False,
+    report: Annotated[
+        bool,
+        typer.Option(
+            "--report", help="Make no rows: show late rows and staleness at several settings of max_out_of_orderness."
+        ),
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="With --report: print JSON in place of a table.")] = False,
 ) -> None:
     """Compute a view over a file of events, by the same engine as the live path.
 
@@ -44,6 +53,17 @@ def compute(
     same, byte for byte, whatever the batch size.
     """
     view = _view(definition)
+    if report:
+        given = {"--output": output_path, "--dead-letters": dead_letters, "--emit": emit, "--close": close or None}
+        if named := [option for option, value in given.items() if value is not None]:
+            msg = f"`--report` is given with {', '.join(named)}, expected neither: it makes no rows; run twice for both"
+            raise ConfigError(msg)
+        EventFile(input_path, view.source.schema).check()
+        print_report(report_lateness(view, input_path, batch_rows=batch_rows), as_json=as_json)
+        return
+    if as_json:
+        msg = "`--json` is given without `--report`, expected both or neither: rows are JSON as they are"
+        raise ConfigError(msg)
     if emit is not None and emit not in EMIT_MODES:
         msg = f"`--emit` is {emit!r}, expected one of {list(EMIT_MODES)}"
         raise ConfigError(msg)

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from offline.event_file import UNKNOWN_US, EventCut, EventFile
 from schemas.row import CONTEXT_COLUMNS, Pane
+from schemas.source import EventSource
 from schemas.view import FeatureView
 from streams.batch import RawBatch
 from streams.decoding import decode
@@ -42,6 +43,52 @@ DEAD_LETTER_COLUMNS: Final = pa.schema(
 """Columns of a dead letter of a file; ``value`` is the row's JSON, with U+FFFD in place of bytes that are no UTF-8."""
 _SPOOLED_BYTES: Final = 64 * 2**20
 _REMEMBERED_ROWS: Final = 200_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodedCut:
+    """A cut of a file after decoding.
+
+    Attributes:
+        events: Rows that pass the contract, as the engine takes them, in the order of the file.
+        at: ``(n_events,)`` position of each in the cut.
+        partitions: ``(n_events,)`` partition of each.
+        rejected: :data:`schemas.row.REJECTED_COLUMNS` of the others, with numbers of rows in the file as ``_offset``.
+    """
+
+    events: pa.Table
+    at: NDArray[np.int64]
+    partitions: NDArray[np.int64]
+    rejected: pa.Table
+
+    @classmethod
+    def of(cls, cut: EventCut, source: EventSource) -> "DecodedCut":
+        """Decode a cut; it is a batch whose offsets are the numbers of the rows, which rise whatever the partitions."""
+        batch = RawBatch(
+            topic=source.topic,
+            partition=0,
+            offsets=cut.numbers,
+            broker_time_us=cut.broker_time_us,
+            keys=[None] * len(cut),
+            values=cut.values,
+            headers=[None] * len(cut),
+            next_offset=cut.first_number + len(cut),
+            size_bytes=sum(map(len, cut.values)),
+        )
+        decoded = decode(batch, source.schema)
+        at = decoded.rows["_offset"].to_numpy() - cut.first_number
+        events, broker_time_us = decoded.rows, cut.broker_time_us[at]
+        known = pa.array(broker_time_us, mask=broker_time_us == UNKNOWN_US)
+        for name, column in (("_offset", pa.array(cut.offsets[at])), ("_broker_time", known)):
+            events = events.set_column(events.schema.get_field_index(name), name, column)
+        return cls(events=events, at=at, partitions=cut.partitions[at], rejected=decoded.rejected)
+
+    def by_partition(self) -> Iterator[tuple[int, pa.Table, NDArray[np.int64]]]:
+        """Each partition with its events and their positions in the cut."""
+        for partition in np.unique(self.partitions).tolist():
+            mine = np.flatnonzero(self.partitions == partition)
+            events = self.events if len(mine) == self.events.num_rows else self.events.take(pa.array(mine))
+            yield partition, events, self.at[mine]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,21 +153,16 @@ class Computation:
             yield Computed(rows=rows, dead_letters=nothing)
 
     def _step(self, cut: EventCut) -> Computed:
-        decoded = decode(_raw_batch(cut, self.view.source.topic), self.view.source.schema)
-        at = decoded.rows["_offset"].to_numpy() - cut.first_number
-        partitions, offsets = cut.partitions[at], cut.offsets[at]
-        events = _placed(decoded.rows, offsets=offsets, broker_time_us=cut.broker_time_us[at])
-        rows = [self.view.row_schema.empty_table()]
-        makers = [np.empty(0, np.int64)]
+        decoded = DecodedCut.of(cut, self.view.source)
+        rows, makers = [self.view.row_schema.empty_table()], [np.empty(0, np.int64)]
         rejected = [decoded.rejected]
-        for partition in np.unique(partitions).tolist():
-            mine = np.flatnonzero(partitions == partition)
-            given = events if len(mine) == events.num_rows else events.take(pa.array(mine))
-            result = self._engine(partition).step(given, processing_time_us=0)
+        for partition, events, at in decoded.by_partition():
+            result = self._engine(partition).step(events, processing_time_us=0)
+            offsets = cut.offsets[at]
             rows.append(self._with_context(result.rows, partition))
-            makers.append(mine[np.searchsorted(offsets[mine], result.rows["source_offset"].to_numpy())])
+            makers.append(at[np.searchsorted(offsets, result.rows["source_offset"].to_numpy())])
             if result.dead_letters.num_rows:
-                late = at[mine[np.searchsorted(offsets[mine], result.dead_letters["_offset"].to_numpy())]]
+                late = at[np.searchsorted(offsets, result.dead_letters["_offset"].to_numpy())]
                 rejected.append(result.dead_letters.set_column(0, "_offset", pa.array(late + cut.first_number)))
         made = pa.concat_tables(rows)
         if len(rows) > 2:
@@ -161,29 +203,6 @@ class Computation:
             scalar = pa.scalar(values.get(column.name), column.type)
             rows = rows.append_column(column, pa.repeat(scalar, rows.num_rows))
         return rows
-
-
-def _raw_batch(cut: EventCut, topic: str) -> RawBatch:
-    """Lay a cut out as records; their offsets are the numbers of the rows, which rise whatever the partitions are."""
-    return RawBatch(
-        topic=topic,
-        partition=0,
-        offsets=cut.numbers,
-        broker_time_us=cut.broker_time_us,
-        keys=[None] * len(cut),
-        values=cut.values,
-        headers=[None] * len(cut),
-        next_offset=cut.first_number + len(cut),
-        size_bytes=sum(map(len, cut.values)),
-    )
-
-
-def _placed(rows: pa.Table, *, offsets: NDArray[np.int64], broker_time_us: NDArray[np.int64]) -> pa.Table:
-    """Give each decoded row the offset and the broker time that it names."""
-    known = pa.array(broker_time_us, mask=broker_time_us == UNKNOWN_US)
-    for name, column in (("_offset", pa.array(offsets)), ("_broker_time", known)):
-        rows = rows.set_column(rows.schema.get_field_index(name), name, column)
-    return rows
 
 
 class _HeldRows:

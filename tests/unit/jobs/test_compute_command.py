@@ -16,6 +16,7 @@ from typer.testing import CliRunner, Result
 
 from jobs import row_file
 from jobs.cli import app
+from jobs.lateness_table import show_wait
 from schemas.errors import ConfigError, SchemaMismatchError, SinkError
 
 GOLDEN = Path(__file__).parent / "golden_compute"
@@ -234,3 +235,55 @@ def test_an_input_that_is_wrong_inside_is_an_error_of_its_own(tmp_path: Path) ->
 
     assert isinstance(result.exception, SchemaMismatchError)
     assert "sort the rows, or leave `_offset` out" in str(result.exception)
+
+
+# The report
+
+
+def test_a_report_is_a_table_with_the_views_own_setting_marked() -> None:
+    result = compute(DEFINITION, "--input", GOLDEN / "events.ndjson", "--report")
+
+    assert result.exit_code == 0
+    lines = result.stdout.splitlines()
+    assert lines[0] == "user_activity v3  sliding 1m, 2m every 1m, allowed lateness 30s; 8 rows"
+    rejected = "decode_error 1, future_timestamp 1, schema_violation 2, timestamp_unit 1"
+    assert lines[1] == f"Not counted, dead letters under any setting: {rejected}"
+    assert lines[2].split() == ["setting", "late", "partially", "after", "close", "open", "p50", "p99", "max"]
+    settings = [line.split()[0] for line in lines[3:12]]
+    assert settings == ["0s", "1s", "2s", "5s", "10s", "30s", "1m", "2m", "5m"]
+    assert [line.split()[0] for line in lines if " * " in line[:10]] == ["5s"]
+    assert max(map(len, lines[2:12])) <= 80
+
+
+def test_a_report_has_json_too() -> None:
+    result = compute(DEFINITION, "--input", GOLDEN / "events.ndjson", "--report", "--json")
+
+    report = json.loads(result.stdout)
+    assert (report["view"], report["version"], report["rows"], report["clock"]) == ("user_activity", 3, 8, "mixed")
+    (own,) = (setting for setting in report["settings"] if setting["is_own"])
+    assert (own["max_out_of_orderness"], own["late"], own["late_share"]) == ("5s", 1, 0.125)
+
+
+def test_a_report_makes_no_rows(tmp_path: Path) -> None:
+    given = ["--input", GOLDEN / "events.ndjson"]
+
+    for option in (["--output", tmp_path / "o"], ["--dead-letters", tmp_path / "d"], ["--emit", "latest"], ["--close"]):
+        assert f"`--report` is given with {option[0]}" in error(compute(DEFINITION, *given, "--report", *option))
+    assert "`--json` is given without `--report`" in error(compute(DEFINITION, *given, "--json"))
+    assert "no such file" in error(compute(DEFINITION, "--input", tmp_path / "none", "--report"))
+
+
+@pytest.mark.parametrize(
+    ("wait_us", "text"),
+    [
+        (None, "-"),
+        (0, "0.00s"),
+        (-1_500_000, "-1.50s"),
+        (59_994_000, "59.99s"),
+        (60_000_000, "1m 0s"),
+        (10_020_000_000, "2h 47m"),
+        (90_061_000_000, "1d 1h"),
+    ],
+)
+def test_waits_are_shown_in_the_units_that_matter(wait_us: int | None, text: str) -> None:
+    assert show_wait(wait_us) == text
