@@ -1,7 +1,7 @@
 """Session windows of all keys of a partition, a row at a time.
 
 A row's window is ``[t, t + gap)``; windows of a key that overlap are one session. Which session a row belongs to, and
-whether it is late, hangs on the rows of its key before it, so rows are gone through one by one (about 10 us a row).
+whether it is late, hangs on the rows of its key before it, so rows are gone through one by one (about 30 us a row).
 
 - A session fires ``ON_TIME`` when the watermark first reaches its end.
 - A row that changes a session which has fired, or that makes one whose end is already reached, fires ``LATE`` at once;
