@@ -11,8 +11,7 @@ answered together:
 4. make the last running values the state, drop expired tiles, release keys that have nothing left.
 """
 
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -34,115 +33,14 @@ from streams.windowing.pane import (
     watermark_steps,
 )
 from streams.windowing.plan import Plan, Scope
-from streams.windowing.segment import Bools, Ints, expand, find_segments, newest_until, search, stable_argsort
-from streams.windowing.window_column import WindowColumns, WindowRows
-from streams.windowing.windowless_column import WindowlessColumns, WindowlessRows
+from streams.windowing.query import AdmittedRows, OutputRows, PendingPanes, Prepared, Queries, Scanned
+from streams.windowing.segment import Ints, expand, find_segments, newest_until, search, stable_argsort
+from streams.windowing.window_column import WindowColumns
+from streams.windowing.windowless_column import WindowlessColumns
 
 _NOTHING: Final[Ints] = np.empty(0, dtype=np.int64)
 _PANES: Final = np.array([Pane.EARLY, Pane.ON_TIME, Pane.LATE, Pane.EMPTY], dtype=object)
 _EARLY, _ON_TIME, _LATE, _EMPTY = range(4)
-
-
-@dataclass(frozen=True)
-class AdmittedRows:
-    """The admitted rows of a batch, in offset order; or none, and a single step of the watermark.
-
-    Attributes:
-        table: Columns of the contract.
-        time_us: ``(n_rows,)`` event times.
-        before_us: Watermark before each row (or step).
-        after_us: Watermark after it.
-    """
-
-    table: pa.Table | None
-    time_us: Ints
-    before_us: Ints
-    after_us: Ints
-
-
-@dataclass(frozen=True)
-class OutputRows:
-    """Rows of output in their order, yet without what the engine knows of their makers.
-
-    Attributes:
-        maker: Position among the admitted rows (or steps) of the row that made it.
-        columns: Arrays by name, for the entity key, the features and the engine's columns that are known here.
-    """
-
-    maker: Ints
-    columns: dict[str, pa.Array]
-
-
-@dataclass(frozen=True)
-class _Queries:
-    """Rows of output to be: panes, each read as of a row.
-
-    Attributes:
-        panes: Key and window end.
-        maker: Row (or step) that makes it.
-        as_of: Row as of which its windows are read: ``maker``, or an earlier one for a pane that expired before.
-        kind: Code of its :class:`Pane`.
-        index: Its pane index.
-    """
-
-    panes: Panes
-    maker: Ints
-    as_of: Ints
-    kind: Ints
-    index: Ints
-
-    def take(self, rows: Ints | Bools) -> "_Queries":
-        return _Queries(self.panes.take(rows), self.maker[rows], self.as_of[rows], self.kind[rows], self.index[rows])
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """A batch made ready, with nothing changed yet.
-
-    Attributes:
-        rows: Its admitted rows.
-        columns: Their columns; None when there are no rows.
-        keys: Distinct keys.
-        place: Position of each row's key among them.
-        tile: Tile of each row.
-        first: First window end that holds each row.
-        last: Last one.
-    """
-
-    rows: AdmittedRows
-    columns: BatchColumns | None
-    keys: list[Any]
-    place: Ints
-    tile: Ints
-    first: Ints
-    last: Ints
-
-
-@dataclass(frozen=True)
-class _Scanned:
-    """A batch taken in: keys as numbers, rows by cell and by key."""
-
-    prepared: Prepared
-    key: Ints
-    windows: WindowRows | None
-    windowless: WindowlessRows | None
-
-
-@dataclass
-class PendingPanes:
-    """Panes that have changed since they were reached, waiting for the next tick.
-
-    Attributes:
-        changed: Those that got a row.
-        emptied: Ends right after a tile that came when they had been reached.
-        frozen: Those of ``changed`` that have expired meanwhile.
-        frozen_values: Their window features as of the last row that counted.
-    """
-
-    changed: Panes
-    emptied: Panes
-    frozen: Panes
-    frozen_values: dict[str, pa.Array]
 
 
 class SlidingState:
@@ -196,10 +94,10 @@ class SlidingState:
         self._commit(closings, scanned, steps)
         return output
 
-    def _scan(self, prepared: Prepared) -> _Scanned:
+    def _scan(self, prepared: Prepared) -> Scanned:
         rows, columns = prepared.rows, prepared.columns
         if columns is None:
-            return _Scanned(prepared, _NOTHING, None, None)
+            return Scanned(prepared, _NOTHING, None, None)
         ids, place = self.keys.intern(prepared.keys), prepared.place
         self.windows.tiles.grow_keys(self.keys.capacity)
         self.windowless.grow(self.keys.capacity)
@@ -212,7 +110,7 @@ class SlidingState:
             keys = ids[place[order][starts]]
             key_rows = KeyRows(order, starts, lengths, keys, rows.time_us[order])
             windowless = self.windowless.scan(columns, key_rows, watermark_us=rows.before_us[order])
-        return _Scanned(prepared, ids[place], windows, windowless)
+        return Scanned(prepared, ids[place], windows, windowless)
 
     def first_overflow(self, prepared: Prepared) -> tuple[int, str] | None:
         """Find the first row that would take an integer sum out of int64, and that sum's name."""
@@ -233,8 +131,8 @@ class SlidingState:
 
     # Finding the closings
 
-    def _closings(self, scanned: _Scanned, steps: WatermarkSteps) -> _Queries:
-        nothing = _Queries(NO_PANES, _NOTHING, _NOTHING, _NOTHING, _NOTHING)
+    def _closings(self, scanned: Scanned, steps: WatermarkSteps) -> Queries:
+        nothing = Queries(NO_PANES, _NOTHING, _NOTHING, _NOTHING, _NOTHING)
         if not self.plan.has_windows or not steps.has_tick:
             return nothing
         batch = scanned.prepared
@@ -260,7 +158,7 @@ class SlidingState:
         kind = np.concatenate([np.full(len(p), code, dtype=np.int64) for p, _, code in groups])
         return self._number(panes, maker, kind, steps)
 
-    def _tile_ends(self, scanned: _Scanned, steps: WatermarkSteps) -> TileEnds:
+    def _tile_ends(self, scanned: Scanned, steps: WatermarkSteps) -> TileEnds:
         tiles, batch = self.windows.tiles, scanned.prepared
         is_old = tiles.is_live if scanned.windows is None else tiles.is_live & ~scanned.windows.is_new
         old = np.flatnonzero(is_old)
@@ -276,7 +174,7 @@ class SlidingState:
             reached=np.concatenate([reached, steps.reached_before[heads]]),
         )
 
-    def _late_empties(self, scanned: _Scanned, steps: WatermarkSteps) -> tuple[Panes, Ints]:
+    def _late_empties(self, scanned: Scanned, steps: WatermarkSteps) -> tuple[Panes, Ints]:
         """Ends right after a new tile that had been reached when it came, and the row that brought it."""
         if scanned.windows is None:
             return NO_PANES, _NOTHING
@@ -285,7 +183,7 @@ class SlidingState:
         is_reached = end <= steps.reached_before[heads]
         return Panes(scanned.key[heads], end).take(is_reached), heads[is_reached]
 
-    def _number(self, panes: Panes, maker: Ints, kind: Ints, steps: WatermarkSteps) -> _Queries:
+    def _number(self, panes: Panes, maker: Ints, kind: Ints, steps: WatermarkSteps) -> Queries:
         """Drop what repeats or does not fire, and count the firings of each pane."""
         codes = PaneCodes(self.keys.capacity, panes, self.fired)
         code = codes.of(panes)
@@ -304,7 +202,7 @@ class SlidingState:
         _, rank = expand(lengths)
         chosen = panes.take(order)
         as_of = np.minimum(maker[order], steps.last_counting(chosen.end))
-        return _Queries(chosen, maker[order], as_of, kind[order], fired + rank)
+        return Queries(chosen, maker[order], as_of, kind[order], fired + rank)
 
     def _fired_before(self, codes: PaneCodes, code: Ints) -> Ints:
         if not len(self.fired):
@@ -318,7 +216,7 @@ class SlidingState:
 
     # As-of rows
 
-    def _with_as_of_rows(self, closings: _Queries, scanned: _Scanned, steps: WatermarkSteps, *, emit: str) -> _Queries:
+    def _with_as_of_rows(self, closings: Queries, scanned: Scanned, steps: WatermarkSteps, *, emit: str) -> Queries:
         if emit == "on_close" or not len(scanned.key):
             return closings
         rows = np.flatnonzero(scanned.prepared.first > steps.expired_before)
@@ -331,7 +229,7 @@ class SlidingState:
         behind = np.flatnonzero(panes.end <= steps.reached_before[rows])
         if len(behind):
             index[behind] = self._firings_until(panes.take(behind), rows[behind], closings)
-        return _Queries(
+        return Queries(
             panes=Panes(
                 np.concatenate([closings.panes.key, panes.key]), np.concatenate([closings.panes.end, panes.end])
             ),
@@ -341,7 +239,7 @@ class SlidingState:
             index=np.concatenate([closings.index, index]),
         )
 
-    def _firings_until(self, panes: Panes, rows: Ints, closings: _Queries) -> Ints:
+    def _firings_until(self, panes: Panes, rows: Ints, closings: Queries) -> Ints:
         """How often each pane has fired when a row comes."""
         codes = PaneCodes(self.keys.capacity, panes, self.fired, closings.panes)
         code = codes.of(panes)
@@ -363,7 +261,7 @@ class SlidingState:
 
     # Answering the queries
 
-    def _output(self, queries: _Queries, scanned: _Scanned, steps: WatermarkSteps) -> OutputRows:
+    def _output(self, queries: Queries, scanned: Scanned, steps: WatermarkSteps) -> OutputRows:
         plan, rows = self.plan, scanned.prepared.rows
         is_early = queries.kind == _EARLY
         ranks = np.zeros(len(queries.panes), dtype=np.int64)
@@ -400,7 +298,7 @@ class SlidingState:
         }
         return OutputRows(maker, columns)
 
-    def _keys_of(self, queries: _Queries, rows: AdmittedRows) -> pa.Array:
+    def _keys_of(self, queries: Queries, rows: AdmittedRows) -> pa.Array:
         """Entity keys: of as-of rows straight from the batch, of closing panes from the key table."""
         closing = np.flatnonzero(queries.kind != _EARLY)
         if rows.table is None or len(closing) == len(queries.kind):
@@ -411,7 +309,7 @@ class SlidingState:
         known = self.keys.to_arrow(queries.panes.key[closing])
         return (pa.concat_arrays([given, known]) if len(closing) else given).take(pa.array(source))
 
-    def _windowed(self, queries: _Queries, scanned: _Scanned) -> dict[str, pa.Array]:
+    def _windowed(self, queries: Queries, scanned: Scanned) -> dict[str, pa.Array]:
         """Window features of each query."""
         values = self._read_windows(queries.panes, queries.as_of, scanned)
         if len(self.pending.frozen):
@@ -430,10 +328,10 @@ class SlidingState:
             }
         return values
 
-    def _read_windows(self, panes: Panes, as_of: Ints, scanned: _Scanned) -> dict[str, pa.Array]:
+    def _read_windows(self, panes: Panes, as_of: Ints, scanned: Scanned) -> dict[str, pa.Array]:
         return self.windows.read(panes, as_of, n_keys=self.keys.capacity, batch=scanned.windows)
 
-    def _key_versions(self, keys: Ints, as_of: Ints, scanned: _Scanned) -> Ints:
+    def _key_versions(self, keys: Ints, as_of: Ints, scanned: Scanned) -> Ints:
         """Row of ``KeyRows`` as of which each key is to be read, -1 for the state before the batch."""
         versions = np.full(len(keys), -1, dtype=np.int64)
         if scanned.windowless is None:
@@ -448,7 +346,7 @@ class SlidingState:
 
     # Going on
 
-    def _commit(self, closings: _Queries, scanned: _Scanned, steps: WatermarkSteps) -> None:
+    def _commit(self, closings: Queries, scanned: Scanned, steps: WatermarkSteps) -> None:
         if self.plan.has_windows:
             self._remember(closings, scanned, steps)
         if scanned.windows is not None:
@@ -460,7 +358,7 @@ class SlidingState:
             done = min(int(steps.expired_after[-1]), int(steps.reached_after[-1]) - 1)
             self._forget(int(scanned.prepared.rows.after_us[-1]), done)
 
-    def _remember(self, closings: _Queries, scanned: _Scanned, steps: WatermarkSteps) -> None:
+    def _remember(self, closings: Queries, scanned: Scanned, steps: WatermarkSteps) -> None:
         """Keep what the next ticks need: changed panes, frozen values, and how often each pane has fired."""
         if not self.plan.allowed_lateness_us:
             # A window is gone as soon as it is reached, so nothing can change or fire again.
@@ -485,7 +383,7 @@ class SlidingState:
         self.pending = PendingPanes(changed, emptied, frozen, frozen_values)
         self._count_firings(closings, expired)
 
-    def _count_firings(self, closings: _Queries, expired: int) -> None:
+    def _count_firings(self, closings: Queries, expired: int) -> None:
         panes = _joined(self.fired, closings.panes)
         count = np.concatenate([self.fired_count, closings.index + 1])
         codes = PaneCodes(self.keys.capacity, panes, self.pending.changed, self.pending.emptied)

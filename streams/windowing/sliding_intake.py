@@ -11,8 +11,9 @@ from streams.windowing.columns import take_rows
 from streams.windowing.duplicate import DuplicateMemory
 from streams.windowing.intake import OutputTable, Taken, explain_duplicate, explain_late, explain_overflow
 from streams.windowing.plan import Plan
+from streams.windowing.query import AdmittedRows, Prepared
 from streams.windowing.segment import Bools, Ints
-from streams.windowing.sliding import AdmittedRows, Prepared, SlidingState
+from streams.windowing.sliding import SlidingState
 
 _NO_ROWS: Ints = np.empty(0, dtype=np.int64)
 

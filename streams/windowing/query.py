@@ -1,0 +1,122 @@
+"""What passes between the steps of a sliding view: a batch made ready, a batch taken in, rows of output to be."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from streams.windowing.columns import BatchColumns
+from streams.windowing.pane import Panes
+from streams.windowing.segment import Bools, Ints
+from streams.windowing.window_column import WindowRows
+from streams.windowing.windowless_column import WindowlessRows
+
+
+@dataclass(frozen=True)
+class AdmittedRows:
+    """The admitted rows of a batch, in offset order; or none, and a single step of the watermark.
+
+    Attributes:
+        table: Columns of the contract.
+        time_us: ``(n_rows,)`` event times.
+        before_us: Watermark before each row (or step).
+        after_us: Watermark after it.
+    """
+
+    table: pa.Table | None
+    time_us: Ints
+    before_us: Ints
+    after_us: Ints
+
+
+@dataclass(frozen=True)
+class OutputRows:
+    """Rows of output in their order, yet without what the engine knows of their makers.
+
+    Attributes:
+        maker: Position among the admitted rows (or steps) of the row that made it.
+        columns: Arrays by name, for the entity key, the features and the engine's columns that are known here.
+    """
+
+    maker: Ints
+    columns: dict[str, pa.Array]
+
+
+@dataclass(frozen=True)
+class Queries:
+    """Rows of output to be: panes, each read as of a row.
+
+    Attributes:
+        panes: Key and window end.
+        maker: Row (or step) that makes it.
+        as_of: Row as of which its windows are read: ``maker``, or an earlier one for a pane that expired before.
+        kind: Code of its :class:`Pane`.
+        index: Its pane index.
+    """
+
+    panes: Panes
+    maker: Ints
+    as_of: Ints
+    kind: Ints
+    index: Ints
+
+    def take(self, rows: Ints | Bools) -> "Queries":
+        """Some of them."""
+        return Queries(self.panes.take(rows), self.maker[rows], self.as_of[rows], self.kind[rows], self.index[rows])
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A batch made ready, with nothing changed yet.
+
+    Attributes:
+        rows: Its admitted rows.
+        columns: Their columns; None when there are no rows.
+        keys: Distinct keys.
+        place: Position of each row's key among them.
+        tile: Tile of each row.
+        first: First window end that holds each row.
+        last: Last one.
+    """
+
+    rows: AdmittedRows
+    columns: BatchColumns | None
+    keys: list[Any]
+    place: Ints
+    tile: Ints
+    first: Ints
+    last: Ints
+
+
+@dataclass(frozen=True)
+class Scanned:
+    """A batch taken in: keys as numbers, rows by cell and by key.
+
+    Attributes:
+        prepared: The batch.
+        key: Number of each row's key.
+        windows: Its rows by cell; None when the view has no windows or the batch no rows.
+        windowless: Its rows by key; None when the view has no such features or the batch no rows.
+    """
+
+    prepared: Prepared
+    key: Ints
+    windows: WindowRows | None
+    windowless: WindowlessRows | None
+
+
+@dataclass
+class PendingPanes:
+    """Panes that have changed since they were reached, waiting for the next tick.
+
+    Attributes:
+        changed: Those that got a row.
+        emptied: Ends right after a tile that came when they had been reached.
+        frozen: Those of ``changed`` that have expired meanwhile.
+        frozen_values: Their window features as of the last row that counted.
+    """
+
+    changed: Panes
+    emptied: Panes
+    frozen: Panes
+    frozen_values: dict[str, pa.Array]
