@@ -8,6 +8,7 @@ import typer
 from jobs.application import load_application
 from jobs.settings import Settings
 from jobs.topics import ensure_topics, plan_topics
+from schemas.registry import check_recorded
 
 
 def topics(
@@ -19,6 +20,7 @@ def topics(
     """Create the topics that are missing, and check the partition counts of those that are there."""
     settings = Settings.from_environment(os.environ)
     application = load_application(settings.application)
+    check_recorded(application.views.values())
     planned = plan_topics(list(application.views.values()), list(application.models.values()))
     created = ensure_topics(settings.address("kafka"), planned, partitions=partitions)
     for topic in planned:

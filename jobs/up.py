@@ -14,6 +14,7 @@ from jobs.role import Role
 from jobs.settings import Settings
 from jobs.supervisor import Supervisor
 from jobs.topics import ensure_topics, plan_topics
+from schemas.registry import check_recorded
 
 
 def up(
@@ -29,6 +30,7 @@ def up(
     console = Console()
     settings = Settings.from_environment(os.environ)
     application = load_application(settings.application)
+    check_recorded(application.views.values())
     services = settings.local_services(notify=console.print)
     ended = threading.Event()
     for caught in (signal.SIGINT, signal.SIGTERM):

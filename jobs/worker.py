@@ -12,6 +12,7 @@ import typer
 from jobs.application import load_application
 from jobs.role import Role
 from jobs.settings import Settings
+from schemas.registry import check_recorded
 
 _PARENT_POLL_S = 1.0
 
@@ -38,6 +39,7 @@ def worker(
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     settings = Settings.from_environment(os.environ)
     application = load_application(settings.application)
+    check_recorded(application.views.values())
     if exit_with_parent:
         threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     # Faust and the adapters load for a second: only here, so that the other commands start fast.

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, asdict, dataclass
 from functools import cached_property
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -237,21 +237,24 @@ class FeatureView:
         """Columns of a feature row on its topic and in Delta."""
         return pa.schema([*self.engine_schema, *CONTEXT_COLUMNS])
 
-    @cached_property
-    def definition_hash(self) -> str:
-        """Stable hash of the definition alone: 16 hexadecimal digits of SHA-256 over its canonical JSON.
+    @property
+    def definition(self) -> dict[str, Any]:
+        """The definition alone, as JSON values.
 
         Version, owner and read-time TTL are not part of it: they do not change what is computed.
         """
-        definition = {
+        return {
             "entity": asdict(self.entity),
             "source": {**asdict(self.source), "fields": self.source.schema.document["properties"]},
             "windows": [self.slide_us, self.gap_us, self.allowed_lateness_us, self.align_to_us, self.state_ttl_us],
             "emit": self.emit,
             "features": {name: asdict(feature) for name, feature in self.definitions.items()},
         }
-        canonical = json.dumps(definition, sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+
+    @cached_property
+    def definition_hash(self) -> str:
+        """Stable hash of :attr:`definition`, see :func:`hash_definition`."""
+        return hash_definition(self.definition)
 
     @property
     def topic(self) -> str:
@@ -264,6 +267,12 @@ class FeatureView:
             return f"session, gap {self.gap}"
         sizes = sorted({f.size_us for f in self.definitions.values() if f.size_us is not None})
         return f"sliding {', '.join(format_duration(size) for size in sizes) or 'none'} every {self.slide}"
+
+
+def hash_definition(definition: Mapping[str, Any]) -> str:
+    """16 hexadecimal digits of SHA-256 over the definition's canonical JSON."""
+    canonical = json.dumps(definition, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
 
 def _accepts(needs: str | None, arrow: pa.DataType) -> bool:
