@@ -1,14 +1,22 @@
 """Where consumer groups stand, and how to place one."""
 
+import time
 from collections.abc import Mapping
 
-from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException, TopicPartition
+from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from jobs.topic_reader import end_offsets
 from schemas.errors import ServiceError
 
 _TIMEOUT_S = 15.0
+_RETRY_S = 0.1
+# A broker that has just started reads its groups first.
+_NOT_YET = (
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.NOT_COORDINATOR,
+)
 
 
 def committed_offsets(brokers: str, group: str, topic: str) -> dict[int, int]:
@@ -18,16 +26,22 @@ def committed_offsets(brokers: str, group: str, topic: str) -> dict[int, int]:
         ServiceError: The broker does not answer.
     """
     admin = AdminClient({"bootstrap.servers": brokers, "log_level": 3})
-    try:
-        future = admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)], request_timeout=_TIMEOUT_S)[
-            group
-        ]
-        found = future.result().topic_partitions or []
-    except KafkaException as exc:
-        msg = (
-            f"offsets of group {group} at {brokers} cannot be read: {exc.args[0].str()}; see `headrace services status`"
-        )
-        raise ServiceError(msg) from exc
+    request = [ConsumerGroupTopicPartitions(group)]
+    deadline = time.monotonic() + _TIMEOUT_S
+    while True:
+        try:
+            future = admin.list_consumer_group_offsets(request, request_timeout=_TIMEOUT_S)[group]
+            found = future.result().topic_partitions or []
+        except KafkaException as exc:
+            if exc.args[0].code() in _NOT_YET and time.monotonic() < deadline:
+                time.sleep(_RETRY_S)
+                continue
+            msg = (
+                f"offsets of group {group} at {brokers} cannot be read: {exc.args[0].str()}; see `headrace services "
+                "status`"
+            )
+            raise ServiceError(msg) from exc
+        break
     return {tp.partition: tp.offset for tp in found if tp.topic == topic and tp.offset >= 0}
 
 

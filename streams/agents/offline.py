@@ -26,7 +26,7 @@ from streams.transport.consumer import ConsumerOptions, Partition
 
 logger = logging.getLogger(__name__)
 
-_MAX_RETRY_S = 10.0
+_MAX_RETRY_S = 2.0
 
 
 @dataclass

@@ -24,7 +24,7 @@ from streams.wire import decode_rows
 
 logger = logging.getLogger(__name__)
 
-_MAX_RETRY_S = 10.0
+_MAX_RETRY_S = 2.0
 
 
 class OnlineWorker:

@@ -34,7 +34,7 @@ Answer = TypeVar("Answer")
 MAX_BATCH_ROWS: Final = 4_096
 _MAX_BATCH_BYTES: Final = 64 * 2**20
 _MAX_WAIT_US: Final = 10_000
-_MAX_RETRY_S: Final = 10.0
+_MAX_RETRY_S: Final = 2.0
 _RELEASE_GRACE_S: Final = 5.0
 _UNAVAILABLE: Final = (InferenceUnavailableError, InferenceTimeoutError, SinkUnavailableError)
 

@@ -38,6 +38,7 @@ def create_app(
         broker_session_timeout=30.0,
         stream_buffer_maxsize=16,
         stream_recovery_delay=0.0,
+        stream_wait_empty=False,
         topic_disable_leader=True,
         topic_allow_declare=False,
         web_enabled=False,
@@ -78,6 +79,7 @@ def consumer_config(
         "session.timeout.ms": 30_000,
         "max.poll.interval.ms": 300_000,
         "fetch.wait.max.ms": 20,
+        "reconnect.backoff.ms": 500,
         "queued.max.messages.kbytes": 65_536,
         **(kafka or {}),
     }

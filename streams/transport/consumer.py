@@ -268,8 +268,17 @@ class ColumnarConsumer(FaustConsumer):  # type: ignore[misc]
     # -- offsets ------------------------------------------------------------------------------------------------------
 
     def ack(self, message: ConsumerMessage) -> bool:
-        """Take a batch for done, unless its partition has gone since: then it is done again, here or elsewhere."""
-        return message.generation_id == self._generation and bool(super().ack(message))
+        """Take a batch for done, unless its partition has gone since: then it is done again, here or elsewhere.
+
+        Faust's own does not count what lies before the committed offset; a replay from a snapshot starts there.
+        """
+        if message.acked or message.generation_id != self._generation:
+            return False
+        message.acked = True
+        self._unacked_messages.discard(message)
+        self._acked_index[message.tp].add(message.offset)
+        self._acked[message.tp].append(message.offset)
+        return True
 
     def _new_offset(self, tp: TP) -> int | None:
         delivered, acked = self._delivered[tp], self._acked_index[tp]

@@ -13,17 +13,25 @@ Source: KIP-98 (transactions) and KIP-447 (fencing by consumer group metadata).
 """
 
 import asyncio
+import logging
+import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 
 from schemas.errors import SinkError, SinkRejectedError
 
+logger = logging.getLogger(__name__)
+
 TRANSACTION_TIMEOUT_S: Final = 20.0
 MAX_RECORD_BYTES: Final = 2 * 2**20
 """Largest record that is sent: a dead letter is a raw record of Kafka's usual limit, and headers that say why."""
+_CALL_TIMEOUT_S = 5.0
+_HANG_S = 3.0
+_STEP_TIMEOUT_S = 60.0
 _RETRY_S = 0.1
 _CHUNK = 10_000
 _ANY_PARTITION = -1
@@ -54,6 +62,7 @@ class Epoch:
                 "partitioner": "murmur2_random",
                 "compression.type": "lz4",
                 "linger.ms": 5,
+                "reconnect.backoff.ms": 500,
                 "message.max.bytes": MAX_RECORD_BYTES,
                 "queue.buffering.max.messages": 1_000_000,
                 "queue.buffering.max.kbytes": 512 * 1024,
@@ -78,7 +87,7 @@ class Epoch:
         """
         try:
             if not self._is_registered:
-                await asyncio.to_thread(self._producer.init_transactions, TRANSACTION_TIMEOUT_S)
+                await self._until_done(lambda: self._producer.init_transactions(_CALL_TIMEOUT_S))
                 self._is_registered = True
         except KafkaException as exc:
             msg = f"Kafka does not accept transactions of this worker: {exc}; expected a broker of 2.5 or later"
@@ -94,7 +103,7 @@ class Epoch:
         if not self._is_open:
             return
         try:
-            await self._until_done(lambda: self._producer.abort_transaction(TRANSACTION_TIMEOUT_S))
+            await self._until_done(lambda: self._producer.abort_transaction(_CALL_TIMEOUT_S))
         except KafkaException as exc:
             msg = f"epoch {self.number} could not be aborted: {exc}; a new start of this worker does it"
             raise SinkError(msg) from exc
@@ -177,11 +186,9 @@ class Epoch:
                 await self._before_commit(offsets)
             positions = [TopicPartition(topic, partition, offset) for (topic, partition), offset in offsets.items()]
             await self._until_done(
-                lambda: self._producer.send_offsets_to_transaction(
-                    positions, self._group_metadata(), TRANSACTION_TIMEOUT_S
-                )
+                lambda: self._producer.send_offsets_to_transaction(positions, self._group_metadata(), _CALL_TIMEOUT_S)
             )
-            await self._until_done(lambda: self._producer.commit_transaction(TRANSACTION_TIMEOUT_S))
+            await self._until_done(lambda: self._producer.commit_transaction(_CALL_TIMEOUT_S))
         except KafkaException as exc:
             if exc.args[0].txn_requires_abort():
                 await self.abort()
@@ -190,14 +197,46 @@ class Epoch:
         self._is_open = False
 
     async def _until_done(self, step: Callable[[], None]) -> None:
-        deadline = time.monotonic() + 3 * TRANSACTION_TIMEOUT_S
+        deadline = time.monotonic() + _STEP_TIMEOUT_S
         while True:
             try:
-                return await asyncio.to_thread(step)
+                return await _call(step)
             except KafkaException as exc:
                 if not exc.args[0].retriable() or time.monotonic() > deadline:
                     raise
+                logger.warning("epoch %d: trying again: %s", self.number, exc.args[0].str())
                 await asyncio.sleep(_RETRY_S)
+
+
+async def _call(step: Callable[[], None]) -> None:
+    """Make a blocking call of Kafka's client on a thread of its own.
+
+    librdkafka does not always keep to its timeout: where the broker is started again while offsets are sent, the call
+    may never return. Nor would a worker that waits for the thread at its end.
+
+    Raises:
+        SinkError: The call does not return. The client can be used no more.
+    """
+    done: Future[None] = Future()
+    done.set_running_or_notify_cancel()
+
+    def run() -> None:
+        try:
+            step()
+        except BaseException as exc:
+            done.set_exception(exc)
+        else:
+            done.set_result(None)
+
+    threading.Thread(target=run, name="kafka-transaction", daemon=True).start()
+    try:
+        await asyncio.wait_for(asyncio.wrap_future(done), _CALL_TIMEOUT_S + _HANG_S)
+    except TimeoutError as exc:
+        msg = (
+            f"Kafka's client does not return from a call that should have timed out {_HANG_S:.0f} s ago; the worker "
+            "must be started again, which undoes the open epoch"
+        )
+        raise SinkError(msg) from exc
 
 
 def _rejected(topic: str, key: bytes | None, value: bytes | None, error: KafkaError) -> SinkRejectedError:

@@ -183,6 +183,19 @@ async def test_the_first_batch_from_the_committed_offset_on_counts(
     assert committed.offsets == [{("t", 1): 50}]
 
 
+async def test_a_replay_counts_and_is_committed_once_it_is_past_what_was_committed(
+    consumer: ColumnarConsumer, committed: Committed
+) -> None:
+    await assign(consumer)  # partition 1 is committed at 40
+    before, across = await deliver_each(consumer, batch(20, partition=1), batch(30, 15, partition=1))
+    before.ack(consumer)
+    assert not await consumer.commit()  # a lower offset than Kafka has would emit rows again
+    across.ack(consumer)
+    await consumer.commit()
+    assert committed.offsets == [{("t", 1): 45}]
+    assert consumer.held_bytes == 0
+
+
 async def test_nothing_is_committed_twice(consumer: ColumnarConsumer, committed: Committed) -> None:
     await assign(consumer)
     (message,) = await deliver(consumer, batch(0))

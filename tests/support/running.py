@@ -1,0 +1,204 @@
+"""A whole pipeline under test: services and workers of its own, in a directory of its own."""
+
+import contextlib
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from infra.local.port import choose_ports
+from infra.local.services import SERVICE_NAMES, LocalServices
+from jobs.application import Application, load_application
+from jobs.audit import Check, run_audit
+from jobs.consumer_group import committed_offsets, is_caught_up
+from jobs.flights.producer import ProduceProgress, ProduceSummary, produce_flights
+from jobs.role import Role
+from jobs.scrape import Samples, scrape
+from jobs.settings import Settings
+from jobs.supervisor import Supervisor
+from jobs.topic_reader import read_topic
+from jobs.topics import ensure_topics, plan_topics
+
+POLL_S = 0.1
+SHIPPED_MODELS = Path(__file__).parents[2] / "model_repository"
+
+
+class RunningPipeline:
+    """The flights, from their topics to scores.
+
+    Args:
+        home: Directory of everything.
+        services: Its services, all of them up.
+    """
+
+    def __init__(self, home: Path, services: LocalServices) -> None:
+        self.home = home
+        self.services = services
+        addresses = services.addresses()
+        assert addresses.kafka
+        assert addresses.redis
+        assert addresses.triton
+        self.kafka, self.redis = addresses.kafka, addresses.redis
+        self.environment = {
+            **os.environ,
+            "HEADRACE_HOME": str(home),
+            "HEADRACE_KAFKA": addresses.kafka,
+            "HEADRACE_REDIS": addresses.redis,
+            "HEADRACE_TRITON": addresses.triton,
+            "HEADRACE_MODEL_REPOSITORY": str(home / "models"),
+            "HEADRACE_DELTA": str(home / "delta"),
+            "HEADRACE_LINEAGE": str(home / "lineage" / "events.ndjson"),
+            "HEADRACE_APP": "jobs.flights",
+        }
+        self.settings = Settings.from_environment(self.environment)
+        self.application: Application = load_application("jobs.flights")
+        chosen = choose_ports(dict.fromkeys(Role, 0))
+        self.ports = {role: chosen[role] for role in Role}
+        self.supervisor = Supervisor(home, environment=self.environment, ports=self.ports)
+        self.restarts: list[str] = []
+        self.sent: list[ProduceSummary] = []
+        self._sent_share = 0.0
+
+    @property
+    def groups(self) -> Mapping[Role, tuple[str, list[str]]]:
+        """Consumer group and topics of each role."""
+        views, (model,) = self.application.views.values(), self.application.models.values()
+        features = [view.topic for view in views]
+        return {
+            Role.FEATURES: ("headrace.features", sorted({view.source.topic for view in views})),
+            Role.ONLINE: ("headrace.online", features),
+            Role.OFFLINE: ("headrace.offline", features),
+            Role.SCORING: (f"headrace.scoring.{model.name}", [f"features.{model.trigger.name}"]),
+        }
+
+    def make_topics(self, *, partitions: int) -> None:
+        views, models = list(self.application.views.values()), list(self.application.models.values())
+        ensure_topics(self.kafka, plan_topics(views, models), partitions=partitions)
+
+    def produce(self, start: datetime, end: datetime, **options: Any) -> ProduceSummary:
+        """Produce a range of flights, with late and corrupted ones among them."""
+        shares = {"late_share": 0.02, "invalid_share": 0.02}
+        summary = produce_flights(self.kafka, start=start, end=end, **{**shares, **options})
+        self.sent.append(summary)
+        return summary
+
+    @contextlib.contextmanager
+    def producing(self, start: datetime, end: datetime, *, takes_s: float) -> Iterator[None]:
+        """Produce a range of flights in about ``takes_s`` seconds meanwhile, and to its end."""
+        failures: list[BaseException] = []
+        speed = (end - start).total_seconds() / takes_s
+
+        self._sent_share = 0.0
+
+        def follow(progress: ProduceProgress) -> None:
+            self._sent_share = progress.sent / progress.total
+
+        def run() -> None:
+            try:
+                self.produce(start, end, speed=speed, on_progress=follow)
+            except BaseException as exc:
+                failures.append(exc)
+
+        thread = threading.Thread(target=run, name="producer")
+        thread.start()
+        try:
+            yield
+        finally:
+            thread.join()
+        if failures:
+            raise failures[0]
+
+    def until(self, condition: Callable[[], bool], *, within_s: float, what: str) -> None:
+        """Wait for a condition, starting ended workers again meanwhile."""
+        deadline = time.monotonic() + within_s
+        while not condition():
+            self.restarts += self.supervisor.check()
+            if time.monotonic() > deadline:
+                msg = f"{what}: not within {within_s:.0f} s; restarts so far: {self.restarts}; logs in {self.home}/logs"
+                raise AssertionError(msg)
+            time.sleep(POLL_S)
+
+    def until_sent(self, share: float, *, within_s: float = 60.0) -> None:
+        """Wait until a share of what is being produced has been sent."""
+        self.until(lambda: self._sent_share >= share, within_s=within_s, what=f"{share:.0%} of the events are sent")
+
+    def until_drained(self, roles: Sequence[Role] = tuple(Role), *, within_s: float = 90.0) -> None:
+        """Wait until each role has committed everything that is on its topics."""
+        if Role.FEATURES in roles:
+            group, topics = self.groups[Role.FEATURES]
+            self.until(
+                lambda: all(is_caught_up(self.kafka, group, topic) for topic in topics),
+                within_s=within_s,
+                what="features have caught up with the raw topics",
+            )
+        # Nothing more comes onto the features' topics from here on.
+        ends: dict[str, dict[int, int]] = {}
+        for topic in {topic for role in roles if role is not Role.FEATURES for topic in self.groups[role][1]}:
+            ends[topic] = {batch.partition: batch.next_offset for batch in read_topic(self.kafka, topic)}
+        for role in roles:
+            if role is Role.FEATURES:
+                continue
+            group, topics = self.groups[role]
+            self.until(
+                lambda group=group, topics=topics: all(
+                    self._has_reached(group, topic, ends[topic]) for topic in topics
+                ),  # type: ignore[misc]  # bound now
+                within_s=within_s,
+                what=f"{role} has caught up with {topics}",
+            )
+
+    def _has_reached(self, group: str, topic: str, ends: Mapping[int, int]) -> bool:
+        committed = committed_offsets(self.kafka, group, topic)
+        return all(committed.get(partition, 0) >= end for partition, end in ends.items())
+
+    def scrape(self, *roles: Role) -> Samples:
+        return scrape(self.ports[role] for role in roles or tuple(Role))
+
+    def audit(self, *, scored_from: Mapping[int, int] | None = None) -> list[Check]:
+        (model,) = self.application.models
+        return run_audit(
+            self.application,
+            brokers=self.kafka,
+            redis_url=self.redis,
+            delta=self.settings.delta,
+            scored_from={model: scored_from or {}},
+        )
+
+
+@contextlib.contextmanager
+def running_pipeline(home: Path, *, has_model: bool) -> Iterator[RunningPipeline]:
+    """Start the services of a pipeline; at the end, end its workers and services.
+
+    Args:
+        home: Directory of everything.
+        has_model: Whether the model that ships with the project is there from the start.
+    """
+    models = home / "models"
+    if has_model:
+        shutil.copytree(SHIPPED_MODELS, models)
+    else:
+        models.mkdir(parents=True)
+    cache = Settings.from_environment(os.environ).cache
+    services = LocalServices(
+        home, environment=os.environ, model_repository=models, cache=cache, has_standard_ports=False
+    )
+    with services.guarded():
+        services.up(SERVICE_NAMES)
+        pipeline = RunningPipeline(home, services)
+        try:
+            yield pipeline
+        finally:
+            pipeline.supervisor.stop()
+
+
+def differing(checks: Sequence[Check]) -> list[str]:
+    """Say what does not add up."""
+    return [
+        f"{check.name}: expected {check.expected}, got {check.actual} ({check.detail})"
+        for check in checks
+        if not check.is_met
+    ]
