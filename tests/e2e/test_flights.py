@@ -1,0 +1,174 @@
+"""The flights from their topics to scores, with late and corrupted events, on real services: every row is accounted for."""
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from infra.local.process import exit_code
+from jobs.flights.model import LATE_ARRIVAL
+from jobs.role import Role
+from jobs.topic_reader import read_topic
+from jobs.train import train_late_arrival
+from offline.card import ModelCard
+from schemas.score import SCORES
+from tests.support.running import RunningPipeline, differing, running_pipeline
+
+START, MIDDLE, END = (datetime(2013, 1, day, tzinfo=UTC) for day in (1, 6, 8))
+
+
+@pytest.fixture(scope="module")
+def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningPipeline]:
+    """A pipeline that has computed five days, trained on them, and scored these and two more."""
+    with running_pipeline(tmp_path_factory.mktemp("e2e"), has_model=False) as running:
+        running.make_topics(partitions=3)
+        running.supervisor.start([Role.FEATURES, Role.ONLINE, Role.OFFLINE])
+        running.produce(START, MIDDLE)
+        running.until_drained([Role.FEATURES, Role.ONLINE, Role.OFFLINE])
+        running.card = train(running)  # type: ignore[attr-defined]  # for the tests
+        running.supervisor.start([Role.SCORING])
+        running.produce(MIDDLE, END)
+        running.until_drained()
+        yield running
+
+
+def train(pipeline: RunningPipeline) -> ModelCard:
+    return train_late_arrival(pipeline.settings.delta, pipeline.settings.model_repository, created_us=1)
+
+
+def headrace(pipeline: RunningPipeline, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "jobs.cli", *arguments]
+    return subprocess.run(
+        command, env=pipeline.environment, capture_output=True, text=True, timeout=60, check=False, cwd=Path.cwd()
+    )
+
+
+def test_every_row_is_accounted_for(pipeline: RunningPipeline) -> None:
+    checks = pipeline.audit()
+    assert differing(checks) == []
+    assert pipeline.restarts == []
+    assert min(
+        check.expected for check in checks if "more than once" not in check.name and "other than" not in check.name
+    )
+
+
+def test_what_was_sent_came_and_what_was_corrupted_is_a_dead_letter_with_its_reason(pipeline: RunningPipeline) -> None:
+    for topic in {view.source.topic for view in pipeline.application.views.values()}:
+        sent = sum(summary.topics[topic] for summary in pipeline.sent)
+        assert sum(len(batch) for batch in read_topic(pipeline.kafka, topic)) == sent
+        expected: Counter[str] = Counter()
+        for summary in pipeline.sent:
+            expected.update(summary.rejected[topic])
+        found = Counter(
+            dict(headers or ())["headrace.reason"].decode()
+            for batch in read_topic(pipeline.kafka, f"dlq.{topic}")
+            for headers in batch.headers
+        )
+        assert found.pop("late", 0) > 0
+        assert found == expected
+
+
+def test_dead_letters_are_the_records_as_they_came(pipeline: RunningPipeline) -> None:
+    topic = "flights.landed"
+    raw = {
+        (batch.partition, int(offset)): (key, value, dict(headers or ()))
+        for batch in read_topic(pipeline.kafka, topic)
+        for offset, key, value, headers in zip(batch.offsets, batch.keys, batch.values, batch.headers, strict=True)
+    }
+    letters = 0
+    for batch in read_topic(pipeline.kafka, f"dlq.{topic}"):
+        for key, value, headers in zip(batch.keys, batch.values, batch.headers, strict=True):
+            facts = dict(headers or ())
+            at = (int(facts["headrace.partition"]), int(facts["headrace.offset"]))
+            ours = {name: fact for name, fact in facts.items() if not name.startswith("headrace.")}
+            assert raw[at] == (key, value, ours)
+            assert facts["headrace.topic"] == topic.encode()
+            letters += 1
+    assert letters
+
+
+def scores(pipeline: RunningPipeline) -> list[dict[str, Any]]:
+    return [
+        json.loads(value or b"") for batch in read_topic(pipeline.kafka, LATE_ARRIVAL.topic) for value in batch.values
+    ]
+
+
+def test_scores_pass_their_published_schema(pipeline: RunningPipeline) -> None:
+    schema = json.loads((SCORES / f"{LATE_ARRIVAL.reference}.json").read_bytes())
+    validator = jsonschema.Draft202012Validator(schema, format_checker=jsonschema.FormatChecker())
+    found = scores(pipeline)
+    assert len(found) > 5_000
+    assert [error.message for score in found for error in validator.iter_errors(score)] == []
+    assert len({score["request_id"] for score in found}) == len(found)
+    card: ModelCard = pipeline.card  # type: ignore[attr-defined]  # set by the fixture
+    assert {score["model_sha256"] for score in found} == {card.sha256}
+    assert len({score["late_probability"] for score in found}) > 100
+
+
+def test_the_model_knows_more_than_chance(pipeline: RunningPipeline) -> None:
+    card: ModelCard = pipeline.card  # type: ignore[attr-defined]  # set by the fixture
+    assert card.evaluation["auc"] > 0.7
+
+
+def test_lineage_tells_what_each_role_read_and_wrote(pipeline: RunningPipeline) -> None:
+    # The last window of a role is told when it ends at the latest; those before it are there.
+    files = partial((pipeline.home / "lineage").glob, "events.*.ndjson")
+    pipeline.until(
+        lambda: len([file for file in files() if file.stat().st_size]) == len(Role),
+        within_s=30,
+        what="each role has told of its lineage",
+    )
+    for file in files():
+        role = file.name.split(".")[1].partition("-")[0]
+        for line in file.read_text(encoding="utf-8").splitlines():
+            event = json.loads(line)
+            assert event["eventType"] == "COMPLETE"
+            assert event["run"]["runId"]
+            assert event["job"]["namespace"] == "headrace"
+            assert role in event["job"]["name"]
+            assert event["inputs"], line
+            assert event["outputs"], line
+            assert event["schemaURL"].startswith("https://openlineage.io/spec/")
+
+
+def test_metrics_tell_freshness_and_outcomes(pipeline: RunningPipeline) -> None:
+    by_role = {role: pipeline.scrape(role) for role in Role}
+    for role, samples in by_role.items():
+        assert samples.by_name, f"{role} answers no metrics"
+    online, features, scoring = by_role[Role.ONLINE], by_role[Role.FEATURES], by_role[Role.SCORING]
+    for view in pipeline.application.views:
+        assert online.total("headrace_freshness_seconds_count", view=view) > 0
+        assert online.quantile("headrace_freshness_seconds", 0.5, view=view) is not None
+        assert features.total("headrace_rows_total", role="features", view=view, outcome="admitted") > 0
+        assert features.total("headrace_watermark_timestamp_seconds", view=view) > 0
+    assert features.total("headrace_dead_letters_total", reason="late") > 0
+    assert scoring.total("headrace_scores_total", model=LATE_ARRIVAL.name) == len(scores(pipeline))
+    assert scoring.total("headrace_score_latency_seconds_count", model=LATE_ARRIVAL.name) > 0
+    for samples in by_role.values():
+        assert samples.total("headrace_consumer_lag_records") == 0
+
+
+def test_the_commands_to_look_show_it(pipeline: RunningPipeline) -> None:
+    audit = headrace(pipeline, "audit", "--json")
+    assert audit.returncode == 0, audit.stderr
+    assert {check["is_met"] for check in json.loads(audit.stdout)} == {True}
+    consumed = headrace(pipeline, "consume", LATE_ARRIVAL.topic, "--from-beginning", "--limit", "3")
+    assert [json.loads(line)["model"] for line in consumed.stdout.splitlines()] == ["late_arrival"] * 3
+    row = headrace(pipeline, "get", "airport_departures", "JFK")
+    assert row.returncode == 0, row.stderr
+    assert "departures_1h" in row.stdout
+
+
+def test_workers_end_in_good_order(pipeline: RunningPipeline) -> None:
+    processes = {role: pipeline.supervisor.process(role) for role in Role}
+    pipeline.supervisor.stop()
+    for role, process in processes.items():
+        assert exit_code(process.pid) == 0, f"{role}: see {pipeline.home}/logs"
