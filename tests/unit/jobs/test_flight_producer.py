@@ -32,6 +32,9 @@ class FakeClock:
     def monotonic(self) -> float:
         return self.now_s
 
+    def time_ns(self) -> int:
+        return round(self.now_s * 1e9)
+
 
 class FakeStop(threading.Event):
     """An event whose waits take no real time; set after ``after`` waits."""
@@ -130,6 +133,10 @@ def test_every_event_is_sent_once_in_order_with_key_timestamp_and_request_id(
         (topic, value, record["key"], record["timestamp"] * 1_000, dict(record["headers"])["request_id"])
         for _, topic, value, record in client().records
     ] == planned()
+    # When each was really sent goes along, since its timestamp is of 2013: freshness counts from there.
+    assert [int(dict(record["headers"])["produced_time"]) for *_, record in client().records] == [
+        round(sent_s * 1e6) for sent_s, *_ in client().records
+    ]
     assert summary.is_complete
     assert summary.events == len(planned())
 
