@@ -3,8 +3,7 @@
 import time
 from collections.abc import Mapping
 
-from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaException, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from jobs.topic_reader import end_offsets
 from schemas.errors import ServiceError
@@ -25,24 +24,19 @@ def committed_offsets(brokers: str, group: str, topic: str) -> dict[int, int]:
     Raises:
         ServiceError: The broker does not answer.
     """
-    admin = AdminClient({"bootstrap.servers": brokers, "log_level": 3})
-    request = [ConsumerGroupTopicPartitions(group)]
-    deadline = time.monotonic() + _TIMEOUT_S
-    while True:
-        try:
-            future = admin.list_consumer_group_offsets(request, request_timeout=_TIMEOUT_S)[group]
-            found = future.result().topic_partitions or []
-        except KafkaException as exc:
-            if exc.args[0].code() in _NOT_YET and time.monotonic() < deadline:
-                time.sleep(_RETRY_S)
-                continue
-            msg = (
-                f"offsets of group {group} at {brokers} cannot be read: {exc.args[0].str()}; see `headrace services "
-                "status`"
-            )
-            raise ServiceError(msg) from exc
-        break
-    return {tp.partition: tp.offset for tp in found if tp.topic == topic and tp.offset >= 0}
+    # Not by AdminClient: librdkafka crashes where the broker answers that the offsets are in an open transaction.
+    consumer = _consumer(brokers, group)
+    try:
+        partitions = consumer.list_topics(topic, timeout=_TIMEOUT_S).topics[topic].partitions
+        found = _committed(consumer, [TopicPartition(topic, number) for number in partitions])
+    except KafkaException as exc:
+        msg = (
+            f"offsets of group {group} at {brokers} cannot be read: {exc.args[0].str()}; see `headrace services status`"
+        )
+        raise ServiceError(msg) from exc
+    finally:
+        consumer.close()
+    return {tp.partition: tp.offset for tp in found if tp.offset >= 0}
 
 
 def is_caught_up(brokers: str, group: str, topic: str) -> bool:
@@ -57,10 +51,44 @@ def place_group(brokers: str, group: str, topic: str, offsets: Mapping[int, int]
     Raises:
         ServiceError: The broker refuses, for example since the group has members.
     """
-    admin = AdminClient({"bootstrap.servers": brokers, "log_level": 3})
-    request = ConsumerGroupTopicPartitions(group, [TopicPartition(topic, number, at) for number, at in offsets.items()])
+    consumer = _consumer(brokers, group)
     try:
-        admin.alter_consumer_group_offsets([request], request_timeout=_TIMEOUT_S)[group].result()
+        positions = [TopicPartition(topic, number, at) for number, at in offsets.items()]
+        for done in consumer.commit(offsets=positions, asynchronous=False) or ():
+            if done.error is not None:
+                raise KafkaException(done.error)
     except KafkaException as exc:
         msg = f"group {group} cannot be placed: {exc.args[0].str()}; end its members first"
         raise ServiceError(msg) from exc
+    finally:
+        consumer.close()
+
+
+def _consumer(brokers: str, group: str) -> Consumer:
+    """Make a consumer of a group that it does not join."""
+    return Consumer(
+        {
+            "bootstrap.servers": brokers,
+            "group.id": group,
+            "enable.auto.commit": False,
+            # Offsets of a transaction that is still open do not count, and are not waited for.
+            "isolation.level": "read_uncommitted",
+            "log_level": 3,
+        }
+    )
+
+
+def _committed(consumer: Consumer, partitions: list[TopicPartition]) -> list[TopicPartition]:
+    deadline = time.monotonic() + _TIMEOUT_S
+    while True:
+        try:
+            found = consumer.committed(partitions, timeout=_TIMEOUT_S)
+            for tp in found:
+                if tp.error is not None:
+                    raise KafkaException(tp.error)
+        except KafkaException as exc:
+            if exc.args[0].code() not in _NOT_YET or time.monotonic() > deadline:
+                raise
+            time.sleep(_RETRY_S)
+        else:
+            return found

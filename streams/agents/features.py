@@ -67,7 +67,10 @@ class FeaturesWorker:
         self._next_offset: dict[Partition, int] = {}
         self._snapshot_at: dict[Partition, float] = {}
         options = ConsumerOptions(
-            kafka=consumer_config("features", brokers=brokers), commit=self._commit, start_offsets=self._restore
+            kafka=consumer_config("features", brokers=brokers),
+            commit=self._commit,
+            prepare=self._begin,
+            start_offsets=self._restore,
         )
         self.app = create_app(
             "features", brokers=brokers, options=options, metrics=metrics, commit_interval_s=commit_interval_s
@@ -147,10 +150,12 @@ class FeaturesWorker:
                 await write_snapshot(self._epoch, view, partition=tp[1], snapshot=snapshot)
             self._snapshot_at[tp] = now
 
-    async def _restore(self, committed: Mapping[Partition, int | None]) -> dict[Partition, int]:
+    async def _begin(self) -> None:
         async with self._lock:
             await self._epoch.start()
             self._pipelines, self._next_offset, self._snapshot_at = {}, {}, {}
+
+    async def _restore(self, committed: Mapping[Partition, int | None]) -> dict[Partition, int]:
         starts = await asyncio.gather(
             *(self._restore_partition(tp, committed=offset) for tp, offset in committed.items())
         )

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -74,7 +74,7 @@ class OfflineWorker:
         options = ConsumerOptions(
             kafka=consumer_config("offline", brokers=brokers),
             max_held_bytes=512 * 2**20,
-            start_offsets=self._start,
+            prepare=self._begin,
             release=self._release,
         )
         # Not the lock of the commit: that one need not wait for the store.
@@ -87,11 +87,10 @@ class OfflineWorker:
             consume(self.app, topic, self._gather, lock=self._lock)
         self.app.timer(interval=min(1.0, flush_interval_s))(self._flush_due)
 
-    async def _start(self, _: Mapping[Partition, int | None]) -> dict[Partition, int]:
+    async def _begin(self) -> None:
         async with self._lock:
             self._gathered = {}
             self._released.clear()
-        return {}
 
     async def _gather(self, event: Any) -> None:
         if self._released.is_set():

@@ -90,7 +90,7 @@ class ScoringWorker:
         options = ConsumerOptions(
             kafka=consumer_config(role, brokers=brokers),
             commit=self._commit,
-            start_offsets=self._start,
+            prepare=self._begin,
             release=self._release,
         )
         self.app = create_app(
@@ -106,13 +106,12 @@ class ScoringWorker:
         consume(self.app, view.topic, self._handle, lock=options.lock)
         self.app.task(self._score_when_due)
 
-    async def _start(self, _: Mapping[Partition, int | None]) -> dict[Partition, int]:
+    async def _begin(self) -> None:
         async with self._lock:
             await self._epoch.start()
             self._batcher = self._new_batcher()
             self._is_cut = False
             self._released.clear()
-        return {}
 
     async def _release(self, _: set[Partition], lost: bool) -> bool:
         # From here on a batch that waits for a service gives up: who has its partition next scores it.

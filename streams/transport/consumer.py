@@ -7,6 +7,7 @@ per batch: a first-in, first-out queue per partition tells up to where everythin
 
 import asyncio
 import logging
+import time
 from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import Future
@@ -15,7 +16,7 @@ from typing import Any
 
 import confluent_kafka
 import faust
-from confluent_kafka import OFFSET_BEGINNING, KafkaException, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, TopicPartition
 from confluent_kafka import Consumer as KafkaConsumer
 from faust.transport.base import Transport as FaustTransport
 from faust.transport.consumer import Consumer as FaustConsumer
@@ -28,6 +29,18 @@ Partition = tuple[str, int]
 logger = logging.getLogger(__name__)
 
 _TIMEOUT_S = 15.0
+_ASK_TIMEOUT_S = 3.0
+_COMMITTED_TIMEOUT_S = 60.0
+_RETRY_S = 0.1
+_PASSING = (
+    KafkaError._TIMED_OUT,
+    KafkaError._TRANSPORT,
+    KafkaError._WAIT_COORD,
+    KafkaError.UNSTABLE_OFFSET_COMMIT,
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.NOT_COORDINATOR,
+)
 _DRAIN_TIMEOUT_S = 10.0
 
 
@@ -42,9 +55,10 @@ class ConsumerOptions:
             cuts between the two.
         commit: Commits offsets (next offset by partition) with everything written since the last commit; None commits
             them to the group alone.
+        prepare: Called each time that partitions have come, be it none, before their committed offsets are read:
+            everything of before is void.
         start_offsets: Given the committed offset of each assigned partition (None: none yet), returns where to start;
-            partitions it leaves out start where committed, else at the beginning. Called each time that partitions
-            come, none among them too, never twice at once; everything of before is void.
+            partitions it leaves out start where committed, else at the beginning. Never called twice at once.
         release: Called when all partitions go (given them, and whether they are lost: then there is nothing left to
             commit), and before the worker ends; finishes what is under way. Returns False when what is written and
             what is acknowledged do not agree, so that nothing may be committed.
@@ -55,6 +69,7 @@ class ConsumerOptions:
     max_held_bytes: int = 64 * 2**20
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     commit: Callable[[Mapping[Partition, int]], Awaitable[None]] | None = None
+    prepare: Callable[[], Awaitable[None]] | None = None
     start_offsets: Callable[[Mapping[Partition, int | None]], Awaitable[Mapping[Partition, int]]] | None = None
     release: Callable[[set[Partition], bool], Awaitable[bool]] | None = None
     has_failed: bool = False
@@ -334,15 +349,30 @@ class ColumnarConsumer(FaustConsumer):  # type: ignore[misc]
                 await self._start(partitions, generation=generation)
 
     async def _start(self, partitions: set[Partition], *, generation: int) -> None:
-        committed: dict[Partition, int | None] = {}
-        if partitions:
-            committed = await asyncio.wrap_future(self.poller.call(lambda consumer: _committed(consumer, partitions)))
+        if self.options.prepare is not None:
+            await self.options.prepare()
+        committed = await self._read_committed(partitions)
         starts = {tp: OFFSET_BEGINNING if offset is None else offset for tp, offset in committed.items()}
         if self.options.start_offsets is not None:
             starts.update(await self.options.start_offsets(committed))
         if generation == self._generation:
             self._committed_offset.update({TP(*tp): offset for tp, offset in committed.items()})
             await asyncio.wrap_future(self.poller.seek(starts, generation=generation))
+
+    async def _read_committed(self, partitions: set[Partition]) -> dict[Partition, int | None]:
+        """Ask for committed offsets; those in a transaction that another worker left open are waited for."""
+        deadline = time.monotonic() + _COMMITTED_TIMEOUT_S
+        while partitions:
+            try:
+                return await asyncio.wrap_future(self.poller.call(lambda consumer: _committed(consumer, partitions)))
+            except KafkaException as exc:
+                error = exc.args[0]
+                is_passing = error.retriable() or error.code() in _PASSING
+                if not is_passing or time.monotonic() > deadline or self.should_stop:
+                    raise
+                logger.warning("committed offsets of %d partitions: trying again: %s", len(partitions), error.str())
+                await asyncio.sleep(_RETRY_S)
+        return {}
 
     async def _before_revocation(self, partitions: set[Partition], *, lost: bool) -> None:
         # Faust's own callback forgets acknowledgements before it commits: stop the flow and commit first.
@@ -433,7 +463,7 @@ class ColumnarConsumer(FaustConsumer):  # type: ignore[misc]
 
 
 def _committed(consumer: KafkaConsumer, partitions: set[Partition]) -> dict[Partition, int | None]:
-    found = consumer.committed([TopicPartition(*tp) for tp in partitions], timeout=_TIMEOUT_S)
+    found = consumer.committed([TopicPartition(*tp) for tp in partitions], timeout=_ASK_TIMEOUT_S)
     for tp in found:
         if tp.error is not None:
             raise KafkaException(tp.error)

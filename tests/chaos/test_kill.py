@@ -13,9 +13,6 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
 import pytest
-import time
-
-T0 = time.monotonic()
 
 from infra.local.services import SERVICE_NAMES
 from jobs.role import Role
@@ -40,7 +37,6 @@ class Course:
 
     def assert_balanced(self) -> None:
         self.pipeline.until_drained()
-        print("DRAINED", time.monotonic() - T0)
         checks = self.pipeline.audit()
         assert differing(checks) == [], f"seed {SEED}, restarts: {self.pipeline.restarts}"
         assert self.request_ids() == sum(summary.events for summary in self.pipeline.sent)

@@ -1,4 +1,4 @@
-"""The flights from their topics to scores, with late and corrupted events, on real services: every row is accounted for."""
+"""The flights from their topics to scores, late and corrupted events among them, on real services: every row counts."""
 
 import json
 import subprocess

@@ -5,7 +5,7 @@ from typing import Any
 
 import faust
 import pytest
-from confluent_kafka import OFFSET_BEGINNING
+from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException
 from faust.types import TP, ConsumerMessage
 from prometheus_client import CollectorRegistry
 
@@ -274,16 +274,57 @@ async def test_the_application_decides_where_partitions_start(
     assert consumer.poller.sought == [({("t", 0): OFFSET_BEGINNING, ("t", 1): 7}, 1)]
 
 
-async def test_a_start_is_told_of_an_empty_assignment_too(consumer: ColumnarConsumer, options: ConsumerOptions) -> None:
-    asked = []
+async def test_the_application_prepares_before_committed_offsets_are_read(
+    consumer: ColumnarConsumer, options: ConsumerOptions
+) -> None:
+    # Another worker's open transaction may hold them: to fence it comes first.
+    order = []
 
-    async def start(offsets: Mapping[Partition, int | None]) -> dict[Partition, int]:
-        asked.append(offsets)
+    async def prepare() -> None:
+        order.append("prepare")
+
+    async def start(_: Mapping[Partition, int | None]) -> dict[Partition, int]:
+        order.append("start")
         return {}
 
-    options.start_offsets = start
+    def call(_: Callable[..., Any]) -> "Future[Any]":
+        order.append("committed")
+        return FakePoller.call(consumer.poller, _)
+
+    options.prepare, options.start_offsets = prepare, start
+    consumer.poller.call = call
+    await assign(consumer)
+    assert order == ["prepare", "committed", "start"]
+
+
+async def test_the_application_prepares_for_an_empty_assignment_too(
+    consumer: ColumnarConsumer, options: ConsumerOptions
+) -> None:
+    prepared = asyncio.Event()
+
+    async def prepare() -> None:
+        prepared.set()
+
+    options.prepare = prepare
     await consumer._after_assignment(set(), generation=1)
-    assert asked == [{}]
+    assert prepared.is_set()
+
+
+@pytest.mark.parametrize("code", [KafkaError.UNSTABLE_OFFSET_COMMIT, KafkaError._TIMED_OUT])
+async def test_committed_offsets_in_an_open_transaction_are_waited_for(consumer: ColumnarConsumer, code: int) -> None:
+    answers = [KafkaException(KafkaError(code)), None]
+
+    def call(_: Callable[..., Any]) -> "Future[Any]":
+        if (error := answers.pop(0)) is None:
+            return FakePoller.call(consumer.poller, _)
+        failed: Future[Any] = Future()
+        failed.set_exception(error)
+        return failed
+
+    consumer.poller.call = call
+    await assign(consumer)
+    assert answers == []
+    assert len(consumer.poller.sought) == 1
 
 
 async def test_starts_do_not_overlap_and_one_that_is_over_seeks_nothing(
