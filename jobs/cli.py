@@ -7,6 +7,7 @@ from typer.main import get_command
 
 from jobs import (
     audit,
+    bench_command,
     compute,
     consume,
     demo,
@@ -52,6 +53,7 @@ app.command("train", rich_help_panel="Flights")(train.train)
 app.command("views", rich_help_panel="Look")(views_command.views)
 app.command("score-schema", rich_help_panel="Look")(score_schema.score_schema)
 app.command("compute", rich_help_panel="Look")(compute.compute)
+app.command("bench", rich_help_panel="Look")(bench_command.bench)
 app.command("audit", rich_help_panel="Look")(audit.audit)
 app.command("consume", rich_help_panel="Look")(consume.consume)
 app.command("get", rich_help_panel="Look")(get.get)

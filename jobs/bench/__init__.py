@@ -1,0 +1,1 @@
+"""Benchmarks: ratios measured in one run, interleaved, on results that have been checked."""

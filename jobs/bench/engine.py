@@ -1,0 +1,191 @@
+"""``headrace bench engine``: the event-time engine alone, columns in and columns out, on one core.
+
+Every figure is of processor time, so that what else the machine does shows as little as can be. Rounds of all
+configurations are interleaved with rounds of the ceiling on the same events; a figure is the median of its rounds.
+State is full before a round counts: each user has had an event in each minute of the window. Windows close once a
+minute for all users, which at 250,000 events a second is one closing pane in 750 events of 20,000 users: rounds hold
+none, and closing panes have a figure of their own.
+"""
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import psutil
+import pyarrow as pa
+
+from jobs.bench.ceiling import decode, group
+from jobs.bench.figure import Figure
+from jobs.bench.job import KEYS, OUT_OF_ORDERNESS_MS, EventStream, make_view, to_json
+from jobs.bench.witness import Witness
+from streams.windowing.engine import WindowEngine
+
+_BATCH_ROWS: Final = 20_000
+_ROUND_BATCHES: Final = 5
+_FILL_ROWS: Final = 100_000
+_WITNESSED: Final = 40
+_FEWEST_ROUNDS: Final = 3
+_QUICK_S: Final = 28.0
+"""When a quick run begins no more rounds: what comes after them takes a few seconds more."""
+_MANY: Final = 1_000_000
+_KEY_COUNTS: Final = (10_000, 100_000, _MANY)
+_NAMES: Final = {10_000: "10k", 100_000: "100k", _MANY: "1m"}
+
+Tell = Callable[[str], None]
+
+
+@dataclass
+class Rig:
+    """An engine with its stream of events, and the times it took."""
+
+    n_keys: int
+    emit: str
+    events_per_s: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.stream = EventStream(self.n_keys)
+        self.engine = WindowEngine(make_view(self.emit))
+        users = self.stream.users[:: max(1, self.n_keys // _WITNESSED)].to_pylist()
+        self._witness = Witness(users, out_of_orderness_us=OUT_OF_ORDERNESS_MS * 1_000, is_latest=self.emit == "latest")
+
+    def fill(self) -> None:
+        """Give each user an event in each minute of the window."""
+        for batch in self.stream.fill(_FILL_ROWS):
+            self._step(batch)
+
+    def round(self) -> list[pa.Table]:
+        """Time one round; returns its events."""
+        batches = [self.stream.batch(_BATCH_ROWS) for _ in range(_ROUND_BATCHES)]
+        taken_s = sum(self._step(batch)[0] for batch in batches)
+        self.events_per_s.append(_BATCH_ROWS * _ROUND_BATCHES / taken_s)
+        return batches
+
+    def close_windows(self) -> float:
+        """Let the watermark pass the end of a window of all users.
+
+        Returns:
+            Closing panes a second, by what the batch that closes them takes beyond the others.
+        """
+        self.stream.time_ms += OUT_OF_ORDERNESS_MS + 1_000
+        usual_s = _BATCH_ROWS / statistics.median(self.events_per_s)
+        taken_s, panes = self._step(self.stream.batch(_BATCH_ROWS))
+        return panes / max(taken_s - usual_s, 1e-9)
+
+    def check(self) -> int:
+        """Compare what the engine made of some users with what polars makes of them."""
+        return self._witness.check()
+
+    def _step(self, batch: pa.Table) -> tuple[float, int]:
+        started_s = time.process_time()
+        result = self.engine.step(batch, processing_time_us=0)
+        taken_s = time.process_time() - started_s
+        self._witness.see(batch, result.rows)
+        return taken_s, result.counts.on_time + result.counts.empty
+
+
+def run(*, quick: bool, tell: Tell) -> list[Figure]:
+    """Measure the engine.
+
+    Args:
+        quick: Fewer rounds, and a million keys in one emit mode alone.
+        tell: Takes a line of progress.
+
+    Raises:
+        WindowingError: The engine's rows are wrong.
+    """
+    started_s = time.monotonic()
+    tell(f"filling {_MANY:,} keys")
+    many, state = _measure_state()
+    rigs = [many, *(Rig(n_keys, "latest") for n_keys in (KEYS, *_KEY_COUNTS) if n_keys != _MANY)]
+    rigs += [Rig(n_keys, "every_event") for n_keys in (KEYS, *_KEY_COUNTS) if n_keys != _MANY or not quick]
+    for rig in rigs[1:]:
+        tell(f"filling {rig.n_keys:,} keys, {rig.emit}")
+        rig.fill()
+    ceiling: list[float] = []
+    n_rounds = 5 if quick else 11
+    for number in range(n_rounds):
+        if quick and number >= _FEWEST_ROUNDS and time.monotonic() - started_s > _QUICK_S:
+            break
+        tell(f"round {number + 1} of {n_rounds}")
+        for rig in rigs:
+            batches = rig.round()
+            if rig.n_keys == KEYS and rig.emit == "latest":
+                ceiling.append(_ceiling([to_json(batch) for batch in batches]))
+    panes_per_s = {(rig.n_keys, rig.emit): rig.close_windows() for rig in rigs}
+    checked = sum(rig.check() for rig in rigs)
+    tell(f"{checked:,} rows of output are what polars computes")
+    return [*_speeds(rigs, statistics.median(ceiling), panes_per_s), *state]
+
+
+def _ceiling(payloads: Sequence[bytes]) -> float:
+    started_s = time.process_time()
+    for payload in payloads:
+        group(decode(payload))
+    return _BATCH_ROWS * len(payloads) / (time.process_time() - started_s)
+
+
+def _speeds(rigs: Sequence[Rig], ceiling: float, panes_per_s: dict[tuple[int, str], float]) -> list[Figure]:
+    speeds = {(rig.n_keys, rig.emit): statistics.median(rig.events_per_s) for rig in rigs}
+    figures = [Figure(name="engine.ceiling", value=ceiling, unit="events/s")]
+
+    def add(name: str, speed: float, *, bar: float | None = None) -> None:
+        ratio = speed / ceiling
+        figures.append(
+            Figure(name=name, value=speed, unit="events/s", bar=bar, compared_with="engine.ceiling", ratio=ratio)
+        )
+
+    for emit, bar in (("latest", 1_000_000), ("every_event", 400_000)):
+        add(f"engine.{emit}", speeds[KEYS, emit], bar=bar)
+        counts = [n_keys for n_keys in _KEY_COUNTS if (n_keys, emit) in speeds]
+        for n_keys in counts:
+            add(f"engine.{emit}.keys_{_NAMES[n_keys]}", speeds[n_keys, emit])
+        few, many = counts[0], counts[-1]
+        growth = speeds[few, emit] / speeds[many, emit]
+        figures.append(
+            Figure(
+                name=f"engine.{emit}.growth_to_{_NAMES[many]}",
+                value=growth,
+                unit="x the cost",
+                bar=1.2,
+                is_lower_better=True,
+                compared_with=f"engine.{emit}.keys_{_NAMES[few]}",
+                ratio=growth,
+            )
+        )
+    for n_keys in (KEYS, _MANY):
+        name = "engine.closing_panes" + ("" if n_keys == KEYS else f".keys_{_NAMES[n_keys]}")
+        figures.append(Figure(name=name, value=panes_per_s[n_keys, "latest"], unit="panes/s"))
+    return figures
+
+
+def _measure_state() -> tuple[Rig, list[Figure]]:
+    """Fill an engine with a million keys and see what its state takes."""
+    before_bytes = _resident_bytes()
+    rig = Rig(_MANY, "latest")
+    rig.fill()
+    resident = (_resident_bytes() - before_bytes) / _MANY
+    blob = rig.engine.snapshot()
+    started_s = time.process_time()
+    restored = WindowEngine.restore(rig.engine.view, blob)
+    taken_s = time.process_time() - started_s
+    del restored
+    size = len(blob) / _MANY
+
+    def figure(name: str, value: float, unit: str, *, bar: float) -> Figure:
+        return Figure(name=f"engine.{name}.keys_1m", value=value, unit=unit, bar=bar, is_lower_better=True)
+
+    return rig, [
+        figure("memory", resident, "bytes/key", bar=1_000),
+        figure("snapshot", size, "bytes/key", bar=1_000),
+        figure("restore", taken_s, "s", bar=30),
+    ]
+
+
+def _resident_bytes() -> int:
+    gc.collect()
+    pa.default_memory_pool().release_unused()
+    resident: int = psutil.Process().memory_info().rss
+    return resident
