@@ -111,10 +111,16 @@ class Function:
         result_type: Arrow type of the result, from that of the input column.
         needs: ``"number"``, ``"orderable"`` (numbers, text), ``"category"`` (text, integers, booleans), ``"any"``, or
             None when it reads no column.
+        is_column_optional: Whether it may also read no column.
+        needs_window: Whether it runs over windows (or sessions) alone, not over the newest rows or all of them.
+        parameters: Names of its parameters.
     """
 
     result_type: Callable[[pa.DataType | None], pa.DataType]
     needs: str | None
+    is_column_optional: bool = False
+    needs_window: bool = False
+    parameters: tuple[str, ...] = ()
 
 
 FUNCTIONS: Final[dict[str, Function]] = {
@@ -130,6 +136,9 @@ FUNCTIONS: Final[dict[str, Function]] = {
     "last_n": Function(result_type=lambda arrow: pa.list_(_same(arrow)), needs="any"),
     "distinct": Function(result_type=_fixed(pa.int64()), needs="category"),
     "entropy": Function(result_type=_fixed(pa.float64()), needs="category"),
+    "rate": Function(result_type=_fixed(pa.float64()), needs="number", is_column_optional=True, needs_window=True),
+    "time_since_last": Function(result_type=_fixed(pa.int64()), needs=None),
+    "decayed_sum": Function(result_type=_fixed(pa.float64()), needs="number", parameters=("half_life_us",)),
     "from_event": Function(result_type=_same, needs="any"),
 }
 """Every aggregation there is. ``variance`` and ``stddev`` are of the population; ``entropy`` is in bits."""
@@ -193,6 +202,41 @@ def distinct(column: str, *, where: str | None = None) -> Aggregation:
 def entropy(column: str, *, where: str | None = None) -> Aggregation:
     """Shannon entropy of a category's values, in bits."""
     return Aggregation(function="entropy", column=column, where=where)
+
+
+def rate(column: str | None = None, *, where: str | None = None) -> Aggregation:
+    """Rows per second of the window, or the sum of a numeric column (in float64) per second of it.
+
+    In a session view the window is the session, from its first event to ``gap`` after its last one. The rate of no rows
+    is 0; that of a column without a value is null.
+    """
+    return Aggregation(function="rate", column=column, where=where)
+
+
+def time_since_last(*, where: str | None = None) -> Aggregation:
+    """Microseconds from the newest row to the time that the feature is evaluated at.
+
+    That is the event time of the row of output: the event's own in an as-of row, the window's end in a closing pane. It
+    is 0 where the newest row is later than that. An as-of row counts its own event: ask for other ones with ``where``.
+    """
+    return Aggregation(function="time_since_last", where=where)
+
+
+def decayed_sum(column: str, *, half_life: str, where: str | None = None) -> Aggregation:
+    """Sum of a numeric column in which a value weighs half as much with every ``half_life`` of its age.
+
+    Ages count to the event time of the row of output, as in :func:`time_since_last`, or to the newest row where that
+    is later. No weight is below ``2 ** -1022``.
+
+    Raises:
+        ConfigError: ``half_life`` is no duration of more than 0.
+    """
+    half_life_us = parse_duration_us(half_life, field="half_life")
+    if half_life_us == 0:
+        msg = f"`half_life` is {half_life!r}, expected more than 0"
+        raise ConfigError(msg)
+    parameters = (("half_life_us", half_life_us),)
+    return Aggregation(function="decayed_sum", column=column, where=where, parameters=parameters)
 
 
 def from_event(column: str) -> Feature:

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from schemas.aggregation import FUNCTIONS, Aggregation, Feature
+from schemas.aggregation import FUNCTIONS, Aggregation, Feature, Function
 from schemas.entity import Entity
 from schemas.errors import ConfigError
 from schemas.expression import parse_expression
@@ -130,7 +130,10 @@ class FeatureView:
             msg = f"{where}: aggregation {feature.function!r} is unknown, expected one of {sorted(FUNCTIONS)}"
             raise ConfigError(msg)
         self._check_window(feature, where=where)
-        self._check_column(feature, function.needs, where=where)
+        self._check_column(feature, function, where=where)
+        if (got := tuple(name for name, _ in feature.parameters)) != function.parameters:
+            msg = f"{where}: {feature.function} has the parameters {list(got)}, expected {list(function.parameters)}"
+            raise ConfigError(msg)
         if feature.where is not None:
             parse_expression(feature.where, columns=self.source.schema.arrow_schema, where=where)
         return feature
@@ -144,6 +147,9 @@ class FeatureView:
             raise ConfigError(msg)
         if feature.function == "last_n" and feature.last is None:
             msg = f"{where}: last_n runs over the newest rows, expected `.over(last=N)`"
+            raise ConfigError(msg)
+        if FUNCTIONS[feature.function].needs_window and not feature.is_windowed:
+            msg = f"{where}: {feature.function} runs over windows alone, expected `.over('5m')`"
             raise ConfigError(msg)
         if self.slide_us is None or not feature.is_windowed:
             return
@@ -163,10 +169,11 @@ class FeatureView:
             )
             raise ConfigError(msg)
 
-    def _check_column(self, feature: Feature, needs: str | None, *, where: str) -> None:
+    def _check_column(self, feature: Feature, function: Function, *, where: str) -> None:
+        needs = function.needs
         columns = self.source.schema.arrow_schema
         if feature.column is None:
-            if needs is not None:
+            if needs is not None and not function.is_column_optional:
                 msg = f"{where}: {feature.function} reads no column, expected one of {columns.names}"
                 raise ConfigError(msg)
             return

@@ -2,6 +2,7 @@
 
 from schemas.aggregation import (
     count,
+    decayed_sum,
     distinct,
     entropy,
     first,
@@ -11,8 +12,10 @@ from schemas.aggregation import (
     max_,
     mean,
     min_,
+    rate,
     stddev,
     sum_,
+    time_since_last,
     variance,
 )
 from schemas.entity import Entity
@@ -24,6 +27,7 @@ __all__ = [
     "EventSource",
     "FeatureView",
     "count",
+    "decayed_sum",
     "distinct",
     "entropy",
     "first",
@@ -33,7 +37,9 @@ __all__ = [
     "max_",
     "mean",
     "min_",
+    "rate",
     "stddev",
     "sum_",
+    "time_since_last",
     "variance",
 ]

@@ -12,8 +12,13 @@ from typing import Any, ClassVar, Final, Self
 
 import pyarrow as pa
 
+from streams.windowing.decay import decay_one
+from streams.windowing.plan import PlannedFeature
+
 ENTROPY_DECIMALS: Final = 12
 """Entropy is rounded to this many decimals, so that the last bit of a machine's logarithm does not show."""
+
+SECOND_US: Final = 1_000_000
 
 Order = tuple[int, int]
 """Event time and offset of a row: what ties are decided by."""
@@ -33,8 +38,8 @@ class Accumulator(ABC):
         """Take in the state of rows that are later in time; ``later`` stays as it is."""
 
     @abstractmethod
-    def result(self) -> Any:
-        """Value of the feature."""
+    def result(self, at_us: int, span_us: int) -> Any:
+        """Value of the feature, evaluated at an event time; ``span_us`` is the length of its window, 0 if none."""
 
     def integer_total(self) -> int:
         """Integer sum so far, of a sum; what overflow is guarded by."""
@@ -65,7 +70,8 @@ class _Count(Accumulator):
     def merge(self, later: Self) -> None:
         self.n_rows += later.n_rows
 
-    def result(self) -> int:
+    def result(self, at_us: int, span_us: int) -> int:
+        del at_us, span_us
         return self.n_rows
 
 
@@ -87,7 +93,8 @@ class _Total(Accumulator):
         self.n_values += later.n_values
         self.total += later.total
 
-    def result(self) -> float | None:
+    def result(self, at_us: int, span_us: int) -> float | None:
+        del at_us, span_us
         return self.total if self.n_values else None
 
     def integer_total(self) -> int:
@@ -100,8 +107,93 @@ class _Mean(_Total):
     def __init__(self) -> None:
         super().__init__(0.0)
 
-    def result(self) -> float | None:
+    def result(self, at_us: int, span_us: int) -> float | None:
+        del at_us, span_us
         return self.total / self.n_values if self.n_values else None
+
+
+class _Rate(Accumulator):
+    """Rows, or the float sum of a column, by the seconds of the window; of no rows 0, of no values null."""
+
+    state = ("n_values", "total")
+
+    def __init__(self) -> None:
+        self.n_values = 0
+        self.total: float | None = None
+
+    def update(self, value: Any, order: Order) -> None:
+        del order
+        self.n_values += 1
+        if value is not None:
+            self.total = (0.0 if self.total is None else self.total) + value
+
+    def merge(self, later: Self) -> None:
+        self.n_values += later.n_values
+        if later.total is not None:
+            self.total = later.total if self.total is None else self.total + later.total
+
+    def result(self, at_us: int, span_us: int) -> float | None:
+        del at_us
+        return (self.n_values if self.total is None else self.total) / (span_us / SECOND_US)
+
+
+class _RateOfColumn(_Rate):
+    """Sum of a column by the seconds of the window."""
+
+    def result(self, at_us: int, span_us: int) -> float | None:
+        return super().result(at_us, span_us) if self.n_values else None
+
+
+class _Age(Accumulator):
+    """Time since the newest row."""
+
+    state = ("newest_us",)
+
+    def __init__(self) -> None:
+        self.newest_us: int | None = None
+
+    def update(self, value: Any, order: Order) -> None:
+        del value
+        self.newest_us = order[0] if self.newest_us is None else max(self.newest_us, order[0])
+
+    def merge(self, later: Self) -> None:
+        if later.newest_us is not None:
+            self.update(None, (later.newest_us, 0))
+
+    def result(self, at_us: int, span_us: int) -> int | None:
+        del span_us
+        return None if self.newest_us is None else max(at_us - self.newest_us, 0)
+
+
+class _DecayedSum(Accumulator):
+    """Sum of values that each halve in weight with every half-life of age, as of the newest row."""
+
+    state = ("newest_us", "total")
+
+    def __init__(self, half_life_us: int) -> None:
+        self.newest_us: int | None = None
+        self.total = 0.0
+        self._half_life_us = half_life_us
+
+    def update(self, value: Any, order: Order) -> None:
+        self._add(float(value), order[0])
+
+    def merge(self, later: Self) -> None:
+        if later.newest_us is not None:
+            self._add(later.total, later.newest_us)
+
+    def _add(self, value: float, time_us: int) -> None:
+        newest_us = time_us if self.newest_us is None else max(self.newest_us, time_us)
+        before = self.total * self._weight(newest_us - (newest_us if self.newest_us is None else self.newest_us))
+        self.total = before + value * self._weight(newest_us - time_us)
+        self.newest_us = newest_us
+
+    def _weight(self, elapsed_us: int) -> float:
+        return decay_one(elapsed_us, self._half_life_us)
+
+    def result(self, at_us: int, span_us: int) -> float | None:
+        del span_us
+        return None if self.newest_us is None else self.total * self._weight(max(at_us - self.newest_us, 0))
 
 
 class _Spread(Accumulator):
@@ -130,15 +222,16 @@ class _Spread(Accumulator):
         self.squares += later.squares + delta * delta * self.n_values * later.n_values / n_values
         self.n_values = n_values
 
-    def result(self) -> float | None:
+    def result(self, at_us: int, span_us: int) -> float | None:
+        del at_us, span_us
         return self.squares / self.n_values if self.n_values else None
 
 
 class _Deviation(_Spread):
     """Population standard deviation."""
 
-    def result(self) -> float | None:
-        variance = super().result()
+    def result(self, at_us: int, span_us: int) -> float | None:
+        variance = super().result(at_us, span_us)
         return None if variance is None else math.sqrt(variance)
 
 
@@ -161,7 +254,8 @@ class _Extreme(Accumulator):
         if later.value is not None:
             self.update(later.value, (0, 0))
 
-    def result(self) -> Any:
+    def result(self, at_us: int, span_us: int) -> Any:
+        del at_us, span_us
         return self.value
 
 
@@ -183,7 +277,8 @@ class _Edge(Accumulator):
         if later.order is not None:
             self.update(later.value, later.order)
 
-    def result(self) -> Any:
+    def result(self, at_us: int, span_us: int) -> Any:
+        del at_us, span_us
         return self.value
 
     def load(self, dumped: list[Any]) -> None:
@@ -207,7 +302,8 @@ class _Tally(Accumulator):
     def merge(self, later: Self) -> None:
         self.counts.update(later.counts)
 
-    def result(self) -> Any:
+    def result(self, at_us: int, span_us: int) -> Any:
+        del at_us, span_us
         return self._summarise(self.counts.values())
 
     def dump(self) -> list[Any]:
@@ -232,7 +328,8 @@ class _Values(Accumulator):
     def merge(self, later: Self) -> None:
         self.values = self.values + later.values
 
-    def result(self) -> list[Any] | None:
+    def result(self, at_us: int, span_us: int) -> list[Any] | None:
+        del at_us, span_us
         return self.values or None
 
 
@@ -261,13 +358,17 @@ def entropy_bits(counts: Iterable[int]) -> float | None:
     return round(math.log2(total) - weighted / total, ENTROPY_DECIMALS) + 0.0
 
 
-def make_accumulator(function: str, result_type: pa.DataType) -> Accumulator:
-    """Make the empty accumulator of an aggregation."""
+def make_accumulator(feature: PlannedFeature) -> Accumulator:
+    """Make the empty accumulator of a feature."""
+    result_type, parameters = feature.result_type, feature.parameters
     is_integer = pa.types.is_integer(result_type)
     makers: dict[str, Callable[[], Accumulator]] = {
         "count": _Count,
         "sum": lambda: _Total(0 if is_integer else 0.0),
         "mean": _Mean,
+        "rate": _Rate if feature.column is None else _RateOfColumn,
+        "time_since_last": _Age,
+        "decayed_sum": lambda: _DecayedSum(parameters["half_life_us"]),
         "min": lambda: _Extreme(min),
         "max": lambda: _Extreme(max),
         "variance": _Spread,
@@ -278,4 +379,4 @@ def make_accumulator(function: str, result_type: pa.DataType) -> Accumulator:
         "distinct": lambda: _Tally(count_distinct),
         "entropy": lambda: _Tally(entropy_bits),
     }
-    return makers[function]()
+    return makers[feature.function]()

@@ -11,15 +11,18 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from streams.windowing.accumulator import ENTROPY_DECIMALS
+from streams.windowing.accumulator import ENTROPY_DECIMALS, SECOND_US
 from streams.windowing.columns import BatchColumns, Pools, dtype_of, number_to_arrow
 from streams.windowing.plan import PlannedFeature
 from streams.windowing.register import (
+    NEVER_US,
     CellReads,
     CellRows,
     CountRegister,
+    DecayRegister,
     EdgeRegister,
     MomentsRegister,
+    NewestRegister,
     ReduceRegister,
     Register,
     Versions,
@@ -27,14 +30,23 @@ from streams.windowing.register import (
 from streams.windowing.segment import Array, Bools, Ints
 from streams.windowing.tally import Tally, TallyRows, ValueCounts, count_distinct, entropy_bits, extreme_rank
 
-Place = tuple[str, str | None, int | None]
-"""Kind of aggregate, column, filter: what two features may share."""
+Place = tuple[str, str | None, int | None, tuple[Any, ...]]
+"""Kind of aggregate, column, filter, parameters of the kind: what two features may share."""
 
 _INT64: Final = np.iinfo(np.int64)
 
 
-_Fold = Callable[[str, PlannedFeature], Any]
-"""Gives the merged state of a kind of aggregate that a feature is made of, for each query."""
+@dataclass(frozen=True)
+class _Merged:
+    """What results are made of.
+
+    Attributes:
+        fold: Gives the merged state of a kind of aggregate that a feature is made of, for each query.
+        at_us: Event time that each query is evaluated at.
+    """
+
+    fold: Callable[[str, PlannedFeature], Any]
+    at_us: Ints
 
 
 @dataclass(frozen=True)
@@ -54,12 +66,15 @@ class CellBank:
         self._pools = pools
         self.registers: dict[Place, Register] = {}
         self.tallies: dict[Place, Tally] = {}
-        self._results: dict[str, Callable[[PlannedFeature, _Fold], pa.Array]] = {
+        self._results: dict[str, Callable[[PlannedFeature, _Merged], pa.Array]] = {
             "count": self._count,
             "sum": self._reduced,
             "mean": self._mean,
             "min": self._extreme,
             "max": self._extreme,
+            "rate": self._rate,
+            "time_since_last": self._age,
+            "decayed_sum": self._decayed,
             "variance": self._spread,
             "stddev": self._spread,
             "first": self._edge,
@@ -72,7 +87,7 @@ class CellBank:
 
     def _add(self, feature: PlannedFeature) -> None:
         for kind in _KINDS[feature.function](feature):
-            place = (kind, feature.column, feature.filter_index)
+            place = _place(kind, feature)
             if kind == "tally":
                 self.tallies.setdefault(place, Tally())
             elif place not in self.registers:
@@ -101,13 +116,13 @@ class CellBank:
             running[place] = register.scan(rows, values, is_value)
         tallied = {}
         for place, tally in self.tallies.items():
-            _, column, filter_index = place
+            _, column, filter_index, _ = place
             is_value = columns.is_value(column, filter_index)[rows.order]
             tallied[place] = tally.scan(rows, columns.codes(column or "")[rows.order], is_value)
         return BankRows(rows, running, tallied)
 
     def _inputs(self, columns: BatchColumns, place: Place, rows: CellRows) -> Any:
-        _, column, filter_index = place
+        _, column, filter_index, _ = place
         is_value = columns.is_value(column, filter_index)[rows.order]
         return (is_value if column is None else columns.values(column)[0][rows.order]), is_value
 
@@ -123,7 +138,7 @@ class CellBank:
         folded: dict[Place, Any] = {}
 
         def fold(kind: str, feature: PlannedFeature) -> Any:
-            place = (kind, feature.column, feature.filter_index)
+            place = _place(kind, feature)
             if place not in folded:
                 if kind == "tally":
                     folded[place] = self.tallies[place].read(reads, batch.tallied[place] if batch else None)
@@ -131,7 +146,7 @@ class CellBank:
                     folded[place] = self.registers[place].fold(reads, batch.running[place] if batch else {})
             return folded[place]
 
-        return {feature.name: self._results[feature.function](feature, fold) for feature in features}
+        return {f.name: self._results[f.function](f, _Merged(fold, reads.at_us)) for f in features}
 
     def to_tables(self, cells: Ints, *, name: str, owners: dict[str, pa.Array]) -> dict[str, pa.Table]:
         """State of these cells: a table of one row each (after the columns ``owners``) and one for each tally."""
@@ -160,11 +175,11 @@ class CellBank:
 
     def sum_peak(self, feature: PlannedFeature) -> int:
         """No cell's integer sum of this feature has been further from 0 than this."""
-        return self.registers["sum", feature.column, feature.filter_index].peak
+        return self.registers[_place("sum", feature)].peak
 
     def sums(self, feature: PlannedFeature) -> Ints:
         """Sums of an integer sum, by cell."""
-        return self.registers["sum", feature.column, feature.filter_index].state["value"]
+        return self.registers[_place("sum", feature)].state["value"]
 
     def used_codes(self, column: str) -> list[Array]:
         """Codes of a column's pool that the state holds."""
@@ -187,42 +202,63 @@ class CellBank:
                 if place[1] == column and "value" in register.state:
                     register.state["value"] = mapping[register.state["value"]]
 
-    def _count(self, feature: PlannedFeature, fold: _Fold) -> pa.Array:
-        return number_to_arrow(fold("count", feature)["n"], None, feature.result_type)
+    def _count(self, feature: PlannedFeature, merged: _Merged) -> pa.Array:
+        return number_to_arrow(merged.fold("count", feature)["n"], None, feature.result_type)
 
-    def _reduced(self, feature: PlannedFeature, fold: _Fold) -> pa.Array:
-        values = fold(feature.function, feature)["value"]
-        return number_to_arrow(values, fold("count", feature)["n"] > 0, feature.result_type)
+    def _reduced(self, feature: PlannedFeature, merged: _Merged) -> pa.Array:
+        values = merged.fold(feature.function, feature)["value"]
+        return number_to_arrow(values, merged.fold("count", feature)["n"] > 0, feature.result_type)
 
-    def _mean(self, feature: PlannedFeature, fold: _Fold) -> pa.Array:
-        total = fold("float_sum" if _is_integer(feature) else "sum", feature)["value"]
-        n_values = fold("count", feature)["n"]
+    def _mean(self, feature: PlannedFeature, merged: _Merged) -> pa.Array:
+        total = merged.fold("float_sum" if _is_integer(feature) else "sum", feature)["value"]
+        n_values = merged.fold("count", feature)["n"]
         return number_to_arrow(total / np.maximum(n_values, 1), n_values > 0, feature.result_type)
 
-    def _extreme(self, feature: PlannedFeature, fold: _Fold) -> pa.Array:
+    def _rate(self, feature: PlannedFeature, merged: _Merged) -> pa.Array:
+        n_rows = merged.fold("count", feature)["n"]
+        seconds = feature.size_us / SECOND_US
+        if feature.column is None:
+            return number_to_arrow(n_rows / seconds, None, feature.result_type)
+        total = merged.fold("float_sum" if _is_integer(feature) else "sum", feature)["value"]
+        return number_to_arrow(total / seconds, n_rows > 0, feature.result_type)
+
+    def _age(self, feature: PlannedFeature, merged: _Merged) -> pa.Array:
+        newest_us = merged.fold("newest", feature)["value"]
+        return number_to_arrow(np.maximum(merged.at_us - newest_us, 0), newest_us != NEVER_US, feature.result_type)
+
+    def _decayed(self, feature: PlannedFeature, merged: _Merged) -> pa.Array:
+        decayed = merged.fold("decayed", feature)
+        return number_to_arrow(decayed["value"], decayed["has_value"], feature.result_type)
+
+    def _extreme(self, feature: PlannedFeature, merged: _Merged) -> pa.Array:
         if not _is_coded(feature):
-            return self._reduced(feature, fold)
+            return self._reduced(feature, merged)
         pool = self._pools.pools[feature.source]
-        code, has_value = extreme_rank(fold("tally", feature), pool.ranks(), is_max=feature.function == "max")
+        code, has_value = extreme_rank(merged.fold("tally", feature), pool.ranks(), is_max=feature.function == "max")
         return pool.decode(code, has_value)
 
-    def _spread(self, feature: PlannedFeature, fold: _Fold) -> pa.Array:
-        moments = fold("moments", feature)
+    def _spread(self, feature: PlannedFeature, merged: _Merged) -> pa.Array:
+        moments = merged.fold("moments", feature)
         variance = moments["squares"] / np.maximum(moments["n"], 1)
         values = np.sqrt(variance) if feature.function == "stddev" else variance
         return number_to_arrow(values, moments["n"] > 0, feature.result_type)
 
-    def _edge(self, feature: PlannedFeature, fold: _Fold) -> pa.Array:
-        edge = fold(feature.function, feature)
+    def _edge(self, feature: PlannedFeature, merged: _Merged) -> pa.Array:
+        edge = merged.fold(feature.function, feature)
         return self._pools.to_arrow(feature.source, feature.result_type, edge["value"], edge["has_value"])
 
-    def _distinct(self, feature: PlannedFeature, fold: _Fold) -> pa.Array:
-        return number_to_arrow(count_distinct(fold("tally", feature)), None, feature.result_type)
+    def _distinct(self, feature: PlannedFeature, merged: _Merged) -> pa.Array:
+        return number_to_arrow(count_distinct(merged.fold("tally", feature)), None, feature.result_type)
 
-    def _entropy(self, feature: PlannedFeature, fold: _Fold) -> pa.Array:
-        counts: ValueCounts = fold("tally", feature)
+    def _entropy(self, feature: PlannedFeature, merged: _Merged) -> pa.Array:
+        counts: ValueCounts = merged.fold("tally", feature)
         bits = entropy_bits(counts.query, counts.count, counts.n_queries, decimals=ENTROPY_DECIMALS)
         return number_to_arrow(*bits, feature.result_type)
+
+
+def _place(kind: str, feature: PlannedFeature) -> Place:
+    parameters = tuple(sorted(feature.parameters.items())) if kind in _PARAMETRIC else ()
+    return kind, feature.column, feature.filter_index, parameters
 
 
 def _make_register(kind: str, feature: PlannedFeature) -> Register:
@@ -237,6 +273,8 @@ def _make_register(kind: str, feature: PlannedFeature) -> Register:
         "min": lambda: ReduceRegister(np.minimum, neutral=highest, dtype=dtype),
         "max": lambda: ReduceRegister(np.maximum, neutral=lowest, dtype=dtype),
         "moments": MomentsRegister,
+        "newest": NewestRegister,
+        "decayed": lambda: DecayRegister(feature.parameters["half_life_us"]),
         "first": lambda: EdgeRegister(is_last=False, dtype=dtype),
         "last": lambda: EdgeRegister(is_last=True, dtype=dtype),
     }
@@ -255,10 +293,16 @@ def _extreme_kinds(feature: PlannedFeature) -> list[str]:
     return ["tally"] if _is_coded(feature) else ["count", feature.function]
 
 
+_PARAMETRIC: Final = frozenset({"decayed"})
+"""Kinds whose state hangs on the feature's parameters."""
+
 _KINDS: Final[dict[str, Callable[[PlannedFeature], list[str]]]] = {
     "count": lambda _: ["count"],
     "sum": lambda _: ["count", "sum"],
     "mean": lambda f: ["count", "float_sum" if _is_integer(f) else "sum"],
+    "rate": lambda f: ["count"] if f.column is None else ["count", "float_sum" if _is_integer(f) else "sum"],
+    "time_since_last": lambda _: ["newest"],
+    "decayed_sum": lambda _: ["decayed"],
     "min": _extreme_kinds,
     "max": _extreme_kinds,
     "variance": lambda _: ["moments"],

@@ -71,11 +71,13 @@ class NewestValues:
         n_kept: ``(n_queries,)``.
         columns: Values, ``(n_queries, N)`` each.
         valid: Where there is a row and its value is not null.
+        time_us: Event times, ``(n_queries, N)``; without columns where no feature asks for them.
     """
 
     n_kept: Ints
     columns: dict[str, Array]
     valid: dict[str, Bools]
+    time_us: Ints
 
 
 class NewestRows:
@@ -84,8 +86,9 @@ class NewestRows:
     They are kept in the order of (event time, offset); offsets need not be, for a new row has the highest.
     """
 
-    def __init__(self, *, size: int, filter_index: int | None, dtypes: dict[str, type]) -> None:
+    def __init__(self, *, size: int, filter_index: int | None, dtypes: dict[str, type], has_times: bool) -> None:
         self.size = size
+        self._has_times = has_times
         self.filter_index = filter_index
         self.n_kept = np.empty(0, dtype=np.int64)
         self.time_us = np.empty((0, size), dtype=np.int64)
@@ -205,7 +208,12 @@ class NewestRows:
             if layout is not None and len(in_batch) and len(layout.time_us):
                 values[in_batch], has_value[in_batch] = layout.columns[name][places], layout.valid[name][places]
             columns[name], valid[name] = values, has_value & is_row
-        return NewestValues(n_kept, columns, valid)
+        time_us = np.zeros((len(keys), self.size if self._has_times else 0), dtype=np.int64)
+        if self._has_times:
+            time_us[in_state] = self.time_us[keys[in_state]]
+            if layout is not None and len(in_batch) and len(layout.time_us):
+                time_us[in_batch] = layout.time_us[places]
+        return NewestValues(n_kept, columns, valid, time_us)
 
     def _places(self, layout: Layout, rows: Ints) -> Ints:
         places: Ints = layout.first[rows][:, None] + np.arange(self.size)

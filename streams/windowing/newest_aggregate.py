@@ -8,16 +8,24 @@ import pyarrow as pa
 
 from streams.windowing.accumulator import ENTROPY_DECIMALS
 from streams.windowing.columns import Pools, dtype_of, number_to_arrow
+from streams.windowing.decay import decay
 from streams.windowing.newest import NewestValues
 from streams.windowing.plan import PlannedFeature
 from streams.windowing.segment import Array, Bools, Ints, find_segments
 from streams.windowing.tally import entropy_bits
 
 _FEW: Final = 6
+TIMED: Final = frozenset({"time_since_last", "decayed_sum"})
+"""Aggregations that need to know when the rows were."""
 
 
-def aggregate_newest(feature: PlannedFeature, newest: NewestValues, *, pools: Pools) -> pa.Array:
-    """Value of a last-N feature for each query. Floats are folded from the oldest row to the newest."""
+def aggregate_newest(feature: PlannedFeature, newest: NewestValues, *, at_us: Ints, pools: Pools) -> pa.Array:
+    """Value of a last-N feature for each query, evaluated at ``at_us``. Floats are folded from the oldest row on."""
+    if feature.function == "time_since_last":
+        newest_us = newest.time_us[np.arange(len(at_us)), np.maximum(newest.n_kept, 1) - 1]
+        return number_to_arrow(np.maximum(at_us - newest_us, 0), newest.n_kept > 0, feature.result_type)
+    if feature.function == "decayed_sum":
+        return _decayed(feature, newest, at_us)
     if feature.column is None:
         return number_to_arrow(newest.n_kept, None, feature.result_type)
     return _AGGREGATES[feature.function](feature, newest.columns[feature.column], newest.valid[feature.column], pools)
@@ -41,6 +49,21 @@ def _spread(feature: PlannedFeature, values: Array, valid: Bools, pools: Pools) 
     variance = squares / np.maximum(n_values, 1)
     result = np.sqrt(variance) if feature.function == "stddev" else variance
     return number_to_arrow(result, n_values > 0, feature.result_type)
+
+
+def _decayed(feature: PlannedFeature, newest: NewestValues, at_us: Ints) -> pa.Array:
+    values, valid = newest.columns[feature.source].astype(np.float64), newest.valid[feature.source]
+    half_life_us = feature.parameters["half_life_us"]
+    total, newest_us, has_value = np.zeros(len(at_us)), np.zeros(len(at_us), dtype=np.int64), valid.any(axis=1)
+    is_first = np.ones(len(at_us), dtype=np.bool_)
+    for column in range(values.shape[1]):
+        rows = np.flatnonzero(valid[:, column])
+        time_us = newest.time_us[rows, column]
+        age_us = np.where(is_first[rows], 0, time_us - newest_us[rows])
+        total[rows] = total[rows] * decay(age_us, half_life_us) + values[rows, column]
+        newest_us[rows], is_first[rows] = time_us, False
+    age_us = np.where(has_value, np.maximum(at_us - newest_us, 0), 0)
+    return number_to_arrow(total * decay(age_us, half_life_us), has_value, feature.result_type)
 
 
 def _edge(feature: PlannedFeature, values: Array, valid: Bools, pools: Pools) -> pa.Array:

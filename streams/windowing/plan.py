@@ -43,7 +43,8 @@ class PlannedFeature:
         column: Event column it reads, or None.
         filter_index: Index into :attr:`Plan.filters`; None for all rows.
         scope: What it runs over.
-        n_tiles: Size in tiles, for a window feature of a sliding view; else 0.
+        size_us: Size of its window, for a window feature of a sliding view; else 0.
+        n_tiles: That in tiles.
         last: N of a last-N feature; else 0.
         input_type: Arrow type of ``column``, or None.
         result_type: Arrow type of the output.
@@ -55,6 +56,7 @@ class PlannedFeature:
     column: str | None
     filter_index: int | None
     scope: Scope
+    size_us: int
     n_tiles: int
     last: int
     input_type: pa.DataType | None
@@ -142,6 +144,7 @@ def compile_view(view: FeatureView) -> Plan:
             column=feature.column,
             filter_index=None if feature.where is None else texts.index(feature.where),
             scope=_scope(feature),
+            size_us=feature.size_us or 0,
             n_tiles=0 if feature.size_us is None else feature.size_us // tile_us,
             last=feature.last or 0,
             input_type=None if feature.column is None else columns.field(feature.column).type,

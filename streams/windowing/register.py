@@ -8,11 +8,15 @@ last ones the state. :meth:`Register.fold` merges, for each query, the cells of 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from streams.windowing.segment import Array, Bools, Ints, Steps, scan
+from streams.windowing.decay import decay
+from streams.windowing.segment import Array, Bools, Ints, Steps, scan, scan_linear
+
+NEVER_US: Final = -(2**63)
+"""Event time of no row."""
 
 
 @dataclass(frozen=True)
@@ -48,12 +52,14 @@ class CellReads:
         versions: ``(n_reads,)`` row (in the order of ``CellRows``) as of which the cell is read, -1 for the state.
         starts: First read of each query.
         lengths: Number of reads of each query, 0 or more.
+        at_us: Event time that each query is evaluated at.
     """
 
     cells: Ints
     versions: Ints
     starts: Ints
     lengths: Ints
+    at_us: Ints
 
     @cached_property
     def steps(self) -> list[tuple[Ints, Ints]]:
@@ -178,6 +184,58 @@ class ReduceRegister(Register):
         """Reduce the cells."""
         values = reads.take(self.state["value"], running.get("value"))
         return {"value": _fold(self._ufunc, reads, values, self._neutral)}
+
+
+class NewestRegister(ReduceRegister):
+    """Event time of the newest row that counts."""
+
+    def __init__(self) -> None:
+        super().__init__(np.maximum, neutral=NEVER_US, dtype=np.int64)
+
+    def scan(self, rows: CellRows, values: Array, is_value: Bools) -> Versions:
+        """Take in the event time of each row that counts."""
+        del values
+        return super().scan(rows, rows.time_us, is_value)
+
+
+class DecayRegister(Register):
+    """Sum of values that each halve in weight with every half-life of age, as of the newest row that counts."""
+
+    neutral: ClassVar = {"time_us": NEVER_US, "total": 0.0}
+
+    def __init__(self, half_life_us: int) -> None:
+        self._half_life_us = half_life_us
+        super().__init__({"time_us": np.int64, "total": np.float64})
+
+    def scan(self, rows: CellRows, values: Array, is_value: Bools) -> Versions:
+        """Let the sum age with each row that is newer, and add the row by its own age."""
+        times = np.where(is_value, rows.time_us, NEVER_US)
+        before = self.state["time_us"][rows.cells]
+        newest = scan(np.maximum, before, times, starts=rows.starts, lengths=rows.lengths)
+        previous = np.concatenate([newest[:1], newest[:-1]])
+        previous[rows.starts] = before
+        factors = decay(np.where(previous == NEVER_US, 0, newest - previous), self._half_life_us)
+        weights = decay(np.where(is_value, newest - times, 0), self._half_life_us)
+        terms = np.where(is_value, values * weights, 0.0)
+        initial = self.state["total"][rows.cells]
+        total = scan_linear(initial, factors, terms, starts=rows.starts, lengths=rows.lengths)
+        return {"time_us": newest, "total": total}
+
+    def fold(self, reads: CellReads, running: Versions) -> Versions:
+        """Let the older cells age to the newest row of each later one, and all to when the query is evaluated."""
+        times = reads.take(self.state["time_us"], running.get("time_us"))
+        totals = reads.take(self.state["total"], running.get("total"))
+        newest, total = np.full(reads.n_queries, NEVER_US, dtype=np.int64), np.zeros(reads.n_queries)
+        for queries, at in reads.steps:
+            is_any = times[at] != NEVER_US
+            older, later = queries[is_any], at[is_any]
+            before = newest[older]
+            factor = decay(np.where(before == NEVER_US, 0, times[later] - before), self._half_life_us)
+            total[older] = total[older] * factor + totals[later]
+            newest[older] = times[later]
+        has_value = newest != NEVER_US
+        age_us = np.where(has_value, np.maximum(reads.at_us - newest, 0), 0)
+        return {"has_value": has_value, "value": total * decay(age_us, self._half_life_us)}
 
 
 class MomentsRegister(Register):

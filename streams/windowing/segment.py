@@ -87,6 +87,29 @@ def scan(ufunc: np.ufunc, initial: Array, values: Array, *, starts: Ints, length
     return out
 
 
+def scan_linear(initial: Array, factors: Array, terms: Array, *, starts: Ints, lengths: Ints) -> Array:
+    """Running ``value = value * factor + term`` within each segment, from ``initial`` (one for each segment) on."""
+    out: Array = terms.copy()
+    out[starts] += initial * factors[starts]
+    for index in np.flatnonzero(lengths > _LONG).tolist():
+        # One by one: each value hangs on the one before it by more than one function (0.1 us a row).
+        start, stop = int(starts[index]), int(starts[index] + lengths[index])
+        value, values = float(out[start]), terms[start:stop].tolist()
+        for row, factor in enumerate(factors[start + 1 : stop].tolist(), start=1):
+            values[row] = value = value * factor + values[row]
+        out[start + 1 : stop] = values[1:]
+    short = (lengths > 1) & (lengths <= _LONG)
+    rows, left = starts[short], lengths[short] - 1
+    while len(rows):
+        rows = rows + 1
+        out[rows] += out[rows - 1] * factors[rows]
+        left = left - 1
+        is_open = left > 0
+        if not is_open.all():
+            rows, left = rows[is_open], left[is_open]
+    return out
+
+
 def newest_until(segment: Ints, limit: Ints, order: Ints, starts: Ints, lengths: Ints) -> Ints:
     """Last row of each of these segments that is not after ``limit`` (a position in the batch), -1 for none.
 

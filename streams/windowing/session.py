@@ -162,7 +162,7 @@ class SessionState:
         self._sweep_at = max(1_024, 2 * len(self._keys))
 
     def _new_accumulators(self) -> list[Accumulator]:
-        return [make_accumulator(f.function, f.result_type) for f in self._windowed]
+        return [make_accumulator(f) for f in self._windowed]
 
     def _emit(
         self,
@@ -176,14 +176,15 @@ class SessionState:
         time_us: int | None = None,
         own: dict[str, Any] | None = None,
     ) -> None:
-        values = {f.name: a.result() for f, a in zip(self._windowed, session.accumulators, strict=True)}
+        at_us, span_us = session.end_us if time_us is None else time_us, session.end_us - session.start_us
+        values = {f.name: a.result(at_us, span_us) for f, a in zip(self._windowed, session.accumulators, strict=True)}
         sink.add(
             maker,
             key=key,
             features=values
-            | self._windowless.results(self._keys[key].windowless, watermark_us=watermark_us)
+            | self._windowless.results(self._keys[key].windowless, at_us=at_us, watermark_us=watermark_us)
             | (own or {}),
-            event_time_us=session.end_us if time_us is None else time_us,
+            event_time_us=at_us,
             window_us=(session.start_us, session.end_us),
             pane=pane,
             pane_index=session.n_fired,

@@ -273,10 +273,13 @@ class SlidingState:
         maker, end_us = queries.maker, plan.align_us + queries.panes.end * plan.slide_us
         watermark_us = rows.after_us[maker]
         columns = {plan.key: self._keys_of(queries, rows)}
-        columns |= self._windowed(queries, scanned)
+        event_time_us = end_us.copy()
+        event_time_us[is_early] = rows.time_us[maker[is_early]]
+        columns |= self._windowed(queries, scanned, at_us=event_time_us)
         columns |= self.windowless.read(
             queries.panes.key,
             self._key_versions(queries.panes.key, maker, scanned),
+            at_us=event_time_us,
             watermark_us=watermark_us,
             batch=scanned.windowless,
         )
@@ -286,8 +289,6 @@ class SlidingState:
                 values = rows.table.column(feature.column).combine_chunks() if rows.table is not None else None
                 nothing = pa.nulls(len(maker), feature.result_type)
                 columns[feature.name] = nothing if values is None else values.take(own)
-        event_time_us = end_us.copy()
-        event_time_us[is_early] = rows.time_us[maker[is_early]]
         columns |= {
             "event_time": pa.array(event_time_us),
             "window_end": pa.array(end_us),
@@ -309,9 +310,9 @@ class SlidingState:
         known = self.keys.to_arrow(queries.panes.key[closing])
         return (pa.concat_arrays([given, known]) if len(closing) else given).take(pa.array(source))
 
-    def _windowed(self, queries: Queries, scanned: Scanned) -> dict[str, pa.Array]:
+    def _windowed(self, queries: Queries, scanned: Scanned, *, at_us: Ints) -> dict[str, pa.Array]:
         """Window features of each query."""
-        values = self._read_windows(queries.panes, queries.as_of, scanned)
+        values = self._read_windows(queries.panes, queries.as_of, scanned, at_us=at_us)
         if len(self.pending.frozen):
             # Nothing changes a frozen pane: its first firing from here on is the one that was waiting.
             codes = PaneCodes(self.keys.capacity, queries.panes, self.pending.frozen)
@@ -328,8 +329,8 @@ class SlidingState:
             }
         return values
 
-    def _read_windows(self, panes: Panes, as_of: Ints, scanned: Scanned) -> dict[str, pa.Array]:
-        return self.windows.read(panes, as_of, n_keys=self.keys.capacity, batch=scanned.windows)
+    def _read_windows(self, panes: Panes, as_of: Ints, scanned: Scanned, *, at_us: Ints) -> dict[str, pa.Array]:
+        return self.windows.read(panes, as_of, at_us=at_us, n_keys=self.keys.capacity, batch=scanned.windows)
 
     def _key_versions(self, keys: Ints, as_of: Ints, scanned: Scanned) -> Ints:
         """Row of ``KeyRows`` as of which each key is to be read, -1 for the state before the batch."""
@@ -377,7 +378,8 @@ class SlidingState:
         frozen, frozen_values = old.frozen, old.frozen_values
         if is_frozen.any():
             fresh = changed.take(is_frozen)
-            values = self._read_windows(fresh, steps.last_counting(fresh.end), scanned)
+            end_us = self.plan.align_us + fresh.end * self.plan.slide_us
+            values = self._read_windows(fresh, steps.last_counting(fresh.end), scanned, at_us=end_us)
             frozen = _joined(frozen, fresh)
             frozen_values = {name: pa.concat_arrays([frozen_values[name], values[name]]) for name in values}
         self.pending = PendingPanes(changed, emptied, frozen, frozen_values)

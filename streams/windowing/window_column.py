@@ -90,8 +90,13 @@ class WindowColumns:
         if len(self.tiles.drop_before(tile)):
             self.bank.drop(self.tiles.is_live)
 
-    def read(self, panes: Panes, as_of: Ints, *, n_keys: int, batch: WindowRows | None) -> dict[str, pa.Array]:
-        """Value of each window feature for each pane, as of a row of the batch (-1: before it)."""
+    def read(
+        self, panes: Panes, as_of: Ints, *, at_us: Ints, n_keys: int, batch: WindowRows | None
+    ) -> dict[str, pa.Array]:
+        """Value of each window feature for each pane, as of a row of the batch (-1: before it).
+
+        ``at_us`` is the event time that each is evaluated at.
+        """
         if not self.features:
             return {}
         is_asked = np.zeros(n_keys + 1, dtype=np.bool_)
@@ -112,7 +117,7 @@ class WindowColumns:
                 owner, within = expand(lengths)
                 cells = index.cells[low[chunk][owner] + within]
                 versions = self._versions(cells, as_of[chunk][owner], rows)
-                reads = CellReads(cells, versions, np.cumsum(lengths) - lengths, lengths)
+                reads = CellReads(cells, versions, np.cumsum(lengths) - lengths, lengths, at_us[chunk])
                 parts.append(self.bank.read(members, reads, batch.aggregates if batch else None))
             values |= {f.name: pa.concat_arrays([part[f.name] for part in parts]) for f in members}
         if rows is not None:

@@ -43,7 +43,7 @@ class WindowlessPlan:
 
     def new_state(self) -> WindowlessState:
         """State of a key that has no row."""
-        lifetime = [make_accumulator(f.function, f.result_type) for f in self.lifetime]
+        lifetime = [make_accumulator(f) for f in self.lifetime]
         return WindowlessState(None, lifetime, [[] for _ in self.groups])
 
     def is_alive(self, state: WindowlessState, watermark_us: int) -> bool:
@@ -87,18 +87,18 @@ class WindowlessPlan:
                     return feature.name
         return None
 
-    def results(self, state: WindowlessState, *, watermark_us: int) -> dict[str, Any]:
-        """Value of each windowless feature under a watermark."""
+    def results(self, state: WindowlessState, *, at_us: int, watermark_us: int) -> dict[str, Any]:
+        """Value of each windowless feature under a watermark, evaluated at an event time."""
         if not self.is_alive(state, watermark_us):
             state = self.new_state()
-        values = {f.name: a.result() for f, a in zip(self.lifetime, state.lifetime, strict=True)}
+        values = {f.name: a.result(at_us, 0) for f, a in zip(self.lifetime, state.lifetime, strict=True)}
         for members, rows in zip(self.members, state.newest, strict=True):
             for position, feature in enumerate(members):
-                accumulator = make_accumulator(feature.function, feature.result_type)
+                accumulator = make_accumulator(feature)
                 for time_us, offset, columns in rows:
                     if feature.column is None or columns[position] is not None:
                         accumulator.update(columns[position], (time_us, offset))
-                values[feature.name] = accumulator.result()
+                values[feature.name] = accumulator.result(at_us, 0)
         return values
 
     def dump(self, state: WindowlessState) -> list[Any]:

@@ -13,7 +13,7 @@ import pyarrow as pa
 from streams.windowing.bank import BankRows, CellBank
 from streams.windowing.columns import BatchColumns, Pools, dtype_of
 from streams.windowing.newest import KeyRows, Layout, NewestRows
-from streams.windowing.newest_aggregate import aggregate_newest
+from streams.windowing.newest_aggregate import TIMED, aggregate_newest
 from streams.windowing.plan import Plan, PlannedFeature, Scope
 from streams.windowing.register import CellReads, CellRows
 from streams.windowing.segment import Array, Bools, Ints, scan
@@ -63,7 +63,8 @@ class WindowlessColumns:
         for filter_index, size in dict.fromkeys((f.filter_index, f.last) for f in last):
             members = [f for f in last if (f.filter_index, f.last) == (filter_index, size)]
             dtypes = {f.column: dtype_of(f.input_type) or np.int64 for f in members if f.column is not None}
-            self.groups.append(NewestRows(size=size, filter_index=filter_index, dtypes=dtypes))
+            has_times = any(f.function in TIMED for f in members)
+            self.groups.append(NewestRows(size=size, filter_index=filter_index, dtypes=dtypes, has_times=has_times))
             self._members.append(members)
 
     def grow(self, n_keys: int) -> None:
@@ -151,13 +152,14 @@ class WindowlessColumns:
             group.commit(rows, layout)
 
     def read(
-        self, keys: Ints, versions: Ints, *, watermark_us: Ints, batch: WindowlessRows | None
+        self, keys: Ints, versions: Ints, *, at_us: Ints, watermark_us: Ints, batch: WindowlessRows | None
     ) -> dict[str, pa.Array]:
         """Value of each windowless feature for each query.
 
         Args:
             keys: Key of each query.
             versions: Row of ``KeyRows`` as of which it is read, -1 for the state.
+            at_us: Event time that it is evaluated at.
             watermark_us: Watermark under which it is read.
             batch: The batch the versions are of.
         """
@@ -172,22 +174,22 @@ class WindowlessColumns:
         is_alive = self.is_alive(newest, watermark_us)
         values: dict[str, pa.Array] = {}
         if self._lifetime:
-            values |= self._read_lifetime(cells, versions, is_alive, batch)
+            values |= self._read_lifetime(cells, versions, is_alive, at_us, batch)
         for position, (group, members) in enumerate(zip(self.groups, self._members, strict=True)):
             newest_rows = group.read(keys, versions, batch.layouts[position] if batch else None)
             newest_rows.n_kept[~is_alive] = 0
             for valid in newest_rows.valid.values():
                 valid[~is_alive] = False
-            values |= {f.name: aggregate_newest(f, newest_rows, pools=self._pools) for f in members}
+            values |= {f.name: aggregate_newest(f, newest_rows, at_us=at_us, pools=self._pools) for f in members}
         return values
 
     def _read_lifetime(
-        self, cells: Ints, versions: Ints, is_alive: Bools, batch: WindowlessRows | None
+        self, cells: Ints, versions: Ints, is_alive: Bools, at_us: Ints, batch: WindowlessRows | None
     ) -> dict[str, pa.Array]:
         has_cell = is_alive & (cells != _NONE)
         lengths = has_cell.astype(np.int64)
         starts = np.cumsum(lengths) - lengths
-        reads = CellReads(cells[has_cell], versions[has_cell], starts, lengths)
+        reads = CellReads(cells[has_cell], versions[has_cell], starts, lengths, at_us)
         return self.bank.read(self._lifetime, reads, batch.lifetime if batch else None)
 
     # Integer overflow

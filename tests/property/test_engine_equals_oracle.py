@@ -12,6 +12,7 @@ from hypothesis import assume, given, settings
 from schemas.aggregation import (
     Feature,
     count,
+    decayed_sum,
     distinct,
     entropy,
     first,
@@ -21,8 +22,10 @@ from schemas.aggregation import (
     max_,
     mean,
     min_,
+    rate,
     stddev,
     sum_,
+    time_since_last,
     variance,
 )
 from schemas.entity import Entity
@@ -36,11 +39,11 @@ PREDICATES = {
 }
 FILTERS = st.none() | st.sampled_from(sorted(PREDICATES))
 ENTITY = Entity("thing", key="key")
-APPROXIMATE = {"variance", "stddev", "entropy"}
+APPROXIMATE = {"variance", "stddev", "entropy", "decayed_sum"}
 
 
 @st.composite
-def aggregations(draw: st.DrawFn, *, is_last: bool = False) -> Any:
+def aggregations(draw: st.DrawFn, *, is_last: bool = False, has_window: bool = True) -> Any:
     where = draw(FILTERS)
     number = st.sampled_from(["n", "x"])
     choices = [
@@ -50,6 +53,11 @@ def aggregations(draw: st.DrawFn, *, is_last: bool = False) -> Any:
         *(st.sampled_from(["n", "x", "kind", "flag"]).map(lambda c, f=f: f(c, where=where)) for f in (first, last)),
         *(st.sampled_from(["n", "kind", "flag"]).map(lambda c, f=f: f(c, where=where)) for f in (distinct, entropy)),
     ]
+    choices.append(st.just(time_since_last(where=where)))
+    half_lives = st.sampled_from(["1us", "1s", "10s", "1h"])
+    choices.append(st.tuples(number, half_lives).map(lambda p: decayed_sum(p[0], half_life=p[1], where=where)))
+    if has_window and not is_last:
+        choices.append(st.sampled_from([None, "n", "x"]).map(lambda c: rate(c, where=where)))
     if is_last:
         choices.append(st.sampled_from(["n", "kind", "tags"]).map(lambda c: last_n(c, where=where)))
     return draw(st.one_of(choices))
@@ -65,7 +73,7 @@ def views(draw: st.DrawFn, *, emit: str = "every_event") -> FeatureView:
     for index in range(draw(st.integers(0, 2))):
         features[f"l{index}"] = draw(aggregations(is_last=True)).over(last=draw(st.integers(1, 4)))
     if draw(st.booleans()):
-        features["life"] = draw(aggregations()).over(lifetime=True)
+        features["life"] = draw(aggregations(has_window=False)).over(lifetime=True)
     if draw(st.booleans()) or not features:
         features["own"] = from_event("x")
     return FeatureView(
@@ -92,7 +100,7 @@ def session_views(draw: st.DrawFn) -> FeatureView:
     if draw(st.booleans()):
         features["l0"] = draw(aggregations(is_last=True)).over(last=draw(st.integers(1, 3)))
     if draw(st.booleans()):
-        features["life"] = draw(aggregations()).over(lifetime=True)
+        features["life"] = draw(aggregations(has_window=False)).over(lifetime=True)
     if draw(st.booleans()):
         features["own"] = from_event("x")
     return FeatureView(

@@ -218,8 +218,9 @@ class Oracle:
             self.sessions[key].remove(part)
         merged.rows = sorted([*merged.rows, row], key=lambda r: r["_offset"])
         for name, feature in self.features.items():
-            if feature.is_windowed and feature.function in {"sum", "mean"} and self.has_value(row, feature):
-                start = 0.0 if feature.function == "mean" else 0
+            is_summed = feature.function in {"sum", "mean", "rate"} and feature.column is not None
+            if feature.is_windowed and is_summed and self.has_value(row, feature):
+                start = 0 if feature.function == "sum" else 0.0
                 merged.sums[name] = merged.sums.get(name, start) + row[feature.column]
         self.sessions[key].append(merged)
         fired = [part for part in parts if part.fired]
@@ -291,6 +292,7 @@ class Oracle:
     ) -> None:
         watermark = max(self.watermark, maker["_t"] - self.source.max_out_of_orderness_us) if maker else self.watermark
         made_by = maker or {"_offset": self.last_offset, "_broker_time": None, "_request_id": None}
+        at = made_by["_t"] if pane == "EARLY" else end
         out: Row = {self.key: key}
         for name, feature in self.features.items():
             if feature.function == "from_event":
@@ -299,16 +301,17 @@ class Oracle:
             elif not feature.is_windowed:
                 alive = [] if self.is_forgotten(key, watermark) else self.history[key]
                 out[name] = self.evaluate(
-                    feature, self.chosen(alive, feature), order="time" if feature.last else "offset"
+                    feature, self.chosen(alive, feature), order="time" if feature.last else "offset", at=at
                 )
             elif session is not None:
-                out[name] = self.evaluate_session(name, feature, session)
+                assert start is not None
+                out[name] = self.evaluate_session(name, feature, session, at=at, span=end - start)
             else:
                 assert feature.size_us is not None
                 inside = [r for r in self.panes.get((key, end), []) if end - feature.size_us <= r["_t"]]
-                out[name] = self.evaluate(feature, inside, order="tile")
+                out[name] = self.evaluate(feature, inside, order="tile", at=at, span=feature.size_us)
         out |= {
-            "event_time": made_by["_t"] if pane == "EARLY" else end,
+            "event_time": at,
             "window_end": end,
             "pane": pane,
             "pane_index": index,
@@ -344,17 +347,25 @@ class Oracle:
         passing = sorted((r for r in rows if self.counts(r, feature)), key=lambda r: (r["_t"], r["_offset"]))
         return passing[-feature.last :]
 
-    def evaluate_session(self, name: str, feature: Feature, session: Session) -> Any:
-        if feature.function in {"sum", "mean"} and any(self.has_value(r, feature) for r in session.rows):
+    def evaluate_session(self, name: str, feature: Feature, session: Session, *, at: int, span: int) -> Any:
+        if name in session.sums and any(self.has_value(r, feature) for r in session.rows):
             n_values = sum(self.has_value(r, feature) for r in session.rows)
-            return session.sums[name] / n_values if feature.function == "mean" else session.sums[name]
-        return self.evaluate(feature, session.rows, order="offset")
+            divisor = {"mean": n_values, "rate": span / 1_000_000, "sum": None}[feature.function]
+            return session.sums[name] if divisor is None else session.sums[name] / divisor
+        return self.evaluate(feature, session.rows, order="offset", at=at, span=span)
 
-    def evaluate(self, feature: Feature, rows: list[Row], *, order: str) -> Any:
-        """Value of a feature over rows; ``order`` is that in which floats are added."""
+    def evaluate(self, feature: Feature, rows: list[Row], *, order: str, at: int, span: int = 0) -> Any:
+        """Value of a feature over rows.
+
+        Floats are added in ``order``; ``at`` is the event time of the row of output, ``span`` the length of the window.
+        """
         rows = sorted((r for r in rows if self.has_value(r, feature)), key=lambda r: (r["_t"], r["_offset"]))
         if feature.function == "count":
             return len(rows)
+        if feature.function == "rate" and feature.column is None:
+            return len(rows) / (span / 1_000_000)
+        if feature.function == "time_since_last":
+            return max(0, at - max(r["_t"] for r in rows)) if rows else None
         assert feature.column is not None
         values = [r[feature.column] for r in rows]
         if feature.function == "distinct":
@@ -371,6 +382,13 @@ class Oracle:
                 return self.total(feature.column, rows, order=order)
             case "mean":
                 return self.total(feature.column, rows, order=order, start=0.0) / len(values)
+            case "rate":
+                return self.total(feature.column, rows, order=order, start=0.0) / (span / 1_000_000)
+            case "decayed_sum":
+                half_life = dict(feature.parameters)["half_life_us"]
+                until = max(at, *(r["_t"] for r in rows))
+                ages = [(until - r["_t"]) / half_life for r in rows]
+                return sum(v * max(0.5**age, 2.0**-1022) for v, age in zip(values, ages, strict=True))
             case "min":
                 return min(values)
             case "max":

@@ -199,12 +199,13 @@ ALIASES = {"offset": "_offset"}
 
 
 def make_feature(definition: dict[str, Any]) -> Any:
-    """Make a feature from ``{aggregation: column, where, over | newest | lifetime}``."""
+    """Make a feature from ``{aggregation: column, where, …, over | newest | lifetime}``."""
     ((name, column),) = [(n, definition.pop(n)) for n in list(definition) if n in FUNCTIONS]
     arguments = [] if column is None else [column]
     if name == "from_event":
         return FUNCTIONS[name](*arguments)
-    made = FUNCTIONS[name](*arguments, **({"where": definition.pop("where")} if "where" in definition else {}))
+    settings = {key: definition.pop(key) for key in list(definition) if key not in {"over", "newest", "lifetime"}}
+    made = FUNCTIONS[name](*arguments, **settings)
     if "over" in definition:
         return made.over(definition["over"])
     if "newest" in definition:

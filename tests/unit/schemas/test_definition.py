@@ -5,7 +5,19 @@ from typing import Any
 
 import pytest
 
-from schemas.aggregation import Aggregation, Feature, count, distinct, from_event, last_n, mean, min_, sum_
+from schemas.aggregation import (
+    Aggregation,
+    Feature,
+    count,
+    decayed_sum,
+    distinct,
+    from_event,
+    last_n,
+    mean,
+    min_,
+    rate,
+    sum_,
+)
 from schemas.contract import Contract, load_contract
 from schemas.entity import Entity
 from schemas.errors import ConfigError
@@ -71,6 +83,13 @@ def make_view(**settings: Any) -> FeatureView:
         ({"features": {"n": distinct("x").over("5m")}}, "distinct needs a category column, but 'x' is double"),
         ({"features": {"n": last_n("x").over("5m")}}, "last_n runs over the newest rows"),
         ({"features": {"n": last_n("x").over(lifetime=True)}}, "last_n runs over the newest rows"),
+        ({"features": {"n": rate().over(last=3)}}, "rate runs over windows alone, expected"),
+        ({"features": {"n": rate("kind").over("5m")}}, "rate needs a number column, but 'kind' is string"),
+        ({"features": {"n": rate().over(lifetime=True)}}, "rate runs over windows alone, expected"),
+        (
+            {"features": {"n": Feature(function="decayed_sum", column="x", size_us=60_000_000)}},
+            r"decayed_sum has the parameters \[\], expected \['half_life_us'\]",
+        ),
         ({"features": {"n": count().over("30s")}}, "has the size 30s, expected the slide 1m or more"),
         ({"slide": "1us", "features": {"n": count().over("1m")}}, "expected at most 100000 slides of 1us"),
         ({"features": {"n": count(where="y > 1").over("5m")}}, "feature 'n': `where` 'y > 1' reads 'y'"),
@@ -99,6 +118,12 @@ def test_a_wrong_over_is_refused(arguments: tuple[Any, ...], says: str) -> None:
     named = next((a for a in arguments if isinstance(a, dict)), {})
     with pytest.raises(ConfigError, match=says):
         count().over(*size, **named)
+
+
+@pytest.mark.parametrize(("half_life", "says"), [("0s", "`half_life` is '0s', expected more"), ("x", "expected a dur")])
+def test_a_wrong_half_life_is_refused(half_life: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        decayed_sum("x", half_life=half_life)
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,14 @@ import pytest
 from hypothesis import given, settings
 
 from streams.windowing.accumulator import Accumulator, entropy_bits, fits_int64, make_accumulator
+from streams.windowing.plan import PlannedFeature, Scope
 
+RANGE_US = 2_000_000
 TYPES = {
     "count": pa.int64(),
+    "rate": pa.float64(),
+    "time_since_last": pa.int64(),
+    "decayed_sum": pa.float64(),
     "sum": pa.int64(),
     "mean": pa.float64(),
     "min": pa.int64(),
@@ -29,8 +34,32 @@ TYPES = {
 VALUES = st.lists(st.integers(-50, 50), max_size=12)
 
 
+PARAMETERS = {"decayed_sum": {"half_life_us": 100}}
+
+
+def make(function: str) -> Accumulator:
+    feature = PlannedFeature(
+        name="feature",
+        function=function,
+        column=None if function in {"count", "time_since_last"} else "n",
+        filter_index=None,
+        scope=Scope.WINDOW,
+        size_us=0,
+        n_tiles=0,
+        last=0,
+        input_type=pa.int64(),
+        result_type=TYPES[function],
+        parameters=PARAMETERS.get(function, {}),
+    )
+    return make_accumulator(feature)
+
+
+def value_of(accumulator: Accumulator) -> Any:
+    return accumulator.result(300, RANGE_US)
+
+
 def taken_in(function: str, values: list[int], start: int = 0) -> Accumulator:
-    accumulator = make_accumulator(function, TYPES[function])
+    accumulator = make(function)
     for position, value in enumerate(values, start=start):
         accumulator.update(value, (position, position))
     return accumulator
@@ -55,20 +84,20 @@ def test_merging_is_associative_and_equals_the_whole(
         for position, value in enumerate(values, start=start):
             whole.update(value, (position, position))
 
-    assert_close(left[0].result(), whole.result())
-    assert_close(right[0].result(), whole.result())
+    assert_close(value_of(left[0]), value_of(whole))
+    assert_close(value_of(right[0]), value_of(whole))
 
 
 @pytest.mark.parametrize("function", TYPES)
 @given(values=VALUES)
 def test_a_state_goes_through_json(function: str, values: list[int]) -> None:
     accumulator = taken_in(function, values)
-    copy = make_accumulator(function, TYPES[function])
+    copy = make(function)
     copy.load(json.loads(json.dumps(accumulator.dump())))
     for each in (accumulator, copy):
         each.update(7, (1_000, 1_000))
 
-    assert copy.result() == accumulator.result()
+    assert value_of(copy) == value_of(accumulator)
 
 
 def assert_close(got: Any, expected: Any) -> None:
@@ -80,13 +109,16 @@ def assert_close(got: Any, expected: Any) -> None:
 
 def test_results_of_some_values() -> None:
     values = [3, 1, 4, 1, 5]
-    results = {function: taken_in(function, values).result() for function in TYPES}
+    results = {function: value_of(taken_in(function, values)) for function in TYPES}
 
     assert results["variance"] == pytest.approx(statistics.pvariance(values))
     assert results["stddev"] == pytest.approx(statistics.pstdev(values))
-    del results["variance"], results["stddev"], results["entropy"]
+    assert results["decayed_sum"] == pytest.approx(sum(v * 0.5 ** ((300 - t) / 100) for t, v in enumerate(values)))
+    del results["variance"], results["stddev"], results["entropy"], results["decayed_sum"]
     assert results == {
         "count": 5,
+        "rate": 7.0,
+        "time_since_last": 296,
         "sum": 14,
         "mean": 2.8,
         "min": 1,
@@ -99,7 +131,7 @@ def test_results_of_some_values() -> None:
 
 
 def test_results_of_no_value() -> None:
-    results = {function: make_accumulator(function, TYPES[function]).result() for function in TYPES}
+    results = {function: value_of(make(function)) for function in TYPES}
 
     assert {function for function, result in results.items() if result == 0} == {"count", "distinct"}
     assert all(result is None for function, result in results.items() if function not in {"count", "distinct"})
@@ -108,7 +140,7 @@ def test_results_of_no_value() -> None:
 def test_spread_keeps_small_differences_of_large_values() -> None:
     values = [1_000_000_000 + offset for offset in (0, 1, 2, 3)]
 
-    assert taken_in("variance", values).result() == pytest.approx(1.25, rel=1e-12)
+    assert value_of(taken_in("variance", values)) == pytest.approx(1.25, rel=1e-12)
 
 
 def test_entropy_is_in_bits() -> None:
