@@ -12,6 +12,9 @@ import pyarrow as pa
 from schemas.errors import ConfigError
 from schemas.time import parse_duration_us
 
+MAX_K: Final = 1_000
+"""Most values that ``top_k`` lists."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Feature:
@@ -112,14 +115,14 @@ class Function:
         needs: ``"number"``, ``"orderable"`` (numbers, text), ``"category"`` (text, integers, booleans), ``"any"``, or
             None when it reads no column.
         is_column_optional: Whether it may also read no column.
-        needs_window: Whether it runs over windows (or sessions) alone, not over the newest rows or all of them.
+        runs_over: What it may run over: windows (or sessions), the ``last`` rows, a ``lifetime``.
         parameters: Names of its parameters.
     """
 
     result_type: Callable[[pa.DataType | None], pa.DataType]
     needs: str | None
     is_column_optional: bool = False
-    needs_window: bool = False
+    runs_over: frozenset[str] = frozenset({"window", "last", "lifetime"})
     parameters: tuple[str, ...] = ()
 
 
@@ -133,12 +136,15 @@ FUNCTIONS: Final[dict[str, Function]] = {
     "stddev": Function(result_type=_fixed(pa.float64()), needs="number"),
     "first": Function(result_type=_same, needs="any"),
     "last": Function(result_type=_same, needs="any"),
-    "last_n": Function(result_type=lambda arrow: pa.list_(_same(arrow)), needs="any"),
+    "last_n": Function(result_type=lambda arrow: pa.list_(_same(arrow)), needs="any", runs_over=frozenset({"last"})),
     "distinct": Function(result_type=_fixed(pa.int64()), needs="category"),
     "entropy": Function(result_type=_fixed(pa.float64()), needs="category"),
-    "rate": Function(result_type=_fixed(pa.float64()), needs="number", is_column_optional=True, needs_window=True),
+    "rate": Function(
+        result_type=_fixed(pa.float64()), needs="number", is_column_optional=True, runs_over=frozenset({"window"})
+    ),
     "time_since_last": Function(result_type=_fixed(pa.int64()), needs=None),
     "decayed_sum": Function(result_type=_fixed(pa.float64()), needs="number", parameters=("half_life_us",)),
+    "top_k": Function(result_type=lambda arrow: pa.list_(_same(arrow)), needs="category", parameters=("k",)),
     "from_event": Function(result_type=_same, needs="any"),
 }
 """Every aggregation there is. ``variance`` and ``stddev`` are of the population; ``entropy`` is in bits."""
@@ -202,6 +208,18 @@ def distinct(column: str, *, where: str | None = None) -> Aggregation:
 def entropy(column: str, *, where: str | None = None) -> Aggregation:
     """Shannon entropy of a category's values, in bits."""
     return Aggregation(function="entropy", column=column, where=where)
+
+
+def top_k(column: str, *, k: int = 3, where: str | None = None) -> Aggregation:
+    """The ``k`` most frequent values of a category, exactly: a list, the most frequent first and ties by value.
+
+    Raises:
+        ConfigError: ``k`` is no whole number of 1 to 1,000.
+    """
+    if not isinstance(k, int) or isinstance(k, bool) or not 1 <= k <= MAX_K:
+        msg = f"`k` is {k!r}, expected a whole number of 1 to {MAX_K}"
+        raise ConfigError(msg)
+    return Aggregation(function="top_k", column=column, where=where, parameters=(("k", k),))
 
 
 def rate(column: str | None = None, *, where: str | None = None) -> Aggregation:

@@ -23,6 +23,8 @@ MAX_SLIDES: Final = 100_000
 """A window may be this many slides long; each row changes as many windows."""
 MAX_DURATION_US: Final = 36_500 * 86_400_000_000
 """A hundred years: sums of times and durations stay inside 64 bits."""
+_ROWS: Final = {"window": "windows", "last": "the newest rows", "lifetime": "all rows"}
+_OVER: Final = {"window": "`.over('5m')`", "last": "`.over(last=N)`", "lifetime": "`.over(lifetime=True)`"}
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
@@ -145,11 +147,10 @@ class FeatureView:
                 "put it into a sliding view"
             )
             raise ConfigError(msg)
-        if feature.function == "last_n" and feature.last is None:
-            msg = f"{where}: last_n runs over the newest rows, expected `.over(last=N)`"
-            raise ConfigError(msg)
-        if FUNCTIONS[feature.function].needs_window and not feature.is_windowed:
-            msg = f"{where}: {feature.function} runs over windows alone, expected `.over('5m')`"
+        scope = "last" if feature.last is not None else "lifetime" if feature.lifetime else "window"
+        if scope not in (allowed := FUNCTIONS[feature.function].runs_over):
+            remedy = " or ".join(_OVER[name] for name in sorted(allowed, reverse=True))
+            msg = f"{where}: {feature.function} does not run over {_ROWS[scope]}, expected {remedy}"
             raise ConfigError(msg)
         if self.slide_us is None or not feature.is_windowed:
             return

@@ -16,6 +16,7 @@ from schemas.aggregation import (
     stddev,
     sum_,
     time_since_last,
+    top_k,
     variance,
 )
 from schemas.entity import Entity
@@ -41,5 +42,6 @@ __all__ = [
     "stddev",
     "sum_",
     "time_since_last",
+    "top_k",
     "variance",
 ]

@@ -313,6 +313,18 @@ class _Tally(Accumulator):
         self.counts = Counter(dict(dumped[0]))
 
 
+class _Top(_Tally):
+    """The most frequent values, the most frequent first and ties by value."""
+
+    def __init__(self, k: int) -> None:
+        super().__init__(count_distinct)
+        self._k = k
+
+    def result(self, at_us: int, span_us: int) -> list[Any] | None:
+        del at_us, span_us
+        return sorted(self.counts, key=lambda value: (-self.counts[value], value))[: self._k] or None
+
+
 class _Values(Accumulator):
     """Every value, oldest first; only ever over the last N rows."""
 
@@ -378,5 +390,6 @@ def make_accumulator(feature: PlannedFeature) -> Accumulator:
         "last_n": _Values,
         "distinct": lambda: _Tally(count_distinct),
         "entropy": lambda: _Tally(entropy_bits),
+        "top_k": lambda: _Top(parameters["k"]),
     }
     return makers[feature.function]()

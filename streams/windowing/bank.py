@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from streams.windowing.accumulator import ENTROPY_DECIMALS, SECOND_US
-from streams.windowing.columns import BatchColumns, Pools, dtype_of, number_to_arrow
+from streams.windowing.columns import BatchColumns, Pools, dtype_of, lists_to_arrow, number_to_arrow
 from streams.windowing.plan import PlannedFeature
 from streams.windowing.register import (
     NEVER_US,
@@ -28,7 +28,15 @@ from streams.windowing.register import (
     Versions,
 )
 from streams.windowing.segment import Array, Bools, Ints
-from streams.windowing.tally import Tally, TallyRows, ValueCounts, count_distinct, entropy_bits, extreme_rank
+from streams.windowing.tally import (
+    Tally,
+    TallyRows,
+    ValueCounts,
+    count_distinct,
+    entropy_bits,
+    extreme_rank,
+    top_entries,
+)
 
 Place = tuple[str, str | None, int | None, tuple[Any, ...]]
 """Kind of aggregate, column, filter, parameters of the kind: what two features may share."""
@@ -81,6 +89,7 @@ class CellBank:
             "last": self._edge,
             "distinct": self._distinct,
             "entropy": self._entropy,
+            "top_k": self._top,
         }
         for feature in features:
             self._add(feature)
@@ -255,6 +264,15 @@ class CellBank:
         bits = entropy_bits(counts.query, counts.count, counts.n_queries, decimals=ENTROPY_DECIMALS)
         return number_to_arrow(*bits, feature.result_type)
 
+    def _top(self, feature: PlannedFeature, merged: _Merged) -> pa.Array:
+        counts: ValueCounts = merged.fold("tally", feature)
+        pool = self._pools.pools[feature.source]
+        rank = pool.ranks()[counts.code] if len(counts.code) else counts.code
+        k, n_queries = feature.parameters["k"], counts.n_queries
+        best, lengths = top_entries(counts.query, counts.count, rank, n_queries=n_queries, k=k)
+        items = pool.decode(counts.code[best], np.ones(len(best), dtype=np.bool_))
+        return lists_to_arrow(items, lengths, feature.result_type)
+
 
 def _place(kind: str, feature: PlannedFeature) -> Place:
     parameters = tuple(sorted(feature.parameters.items())) if kind in _PARAMETRIC else ()
@@ -311,4 +329,5 @@ _KINDS: Final[dict[str, Callable[[PlannedFeature], list[str]]]] = {
     "last": lambda _: ["last"],
     "distinct": lambda _: ["tally"],
     "entropy": lambda _: ["tally"],
+    "top_k": lambda _: ["tally"],
 }

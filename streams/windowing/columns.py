@@ -19,7 +19,7 @@ class Pools:
         for feature in plan.features:
             if feature.column is None or feature.input_type is None:
                 continue
-            if dtype_of(feature.input_type) is None or feature.function in {"distinct", "entropy"}:
+            if dtype_of(feature.input_type) is None or feature.function in {"distinct", "entropy", "top_k"}:
                 self.pools.setdefault(feature.column, ValuePool(feature.input_type))
 
         self._coded = {name for name, pool in self.pools.items() if dtype_of(pool.arrow_type) is None}
@@ -107,6 +107,13 @@ def number_to_arrow(values: Array, is_valid: Bools | None, arrow_type: pa.DataTy
     if pa.types.is_boolean(arrow_type):
         values = values.astype(np.bool_)
     return pa.array(values, arrow_type, mask=mask)
+
+
+def lists_to_arrow(items: pa.Array, lengths: Ints, arrow_type: pa.DataType) -> pa.Array:
+    """Lists of these lengths, one after the other out of ``items``; an empty one is null."""
+    edges = np.concatenate([[0], np.cumsum(lengths)])
+    offsets = pa.array(edges, pa.int32(), mask=np.append(lengths == 0, np.False_))
+    return pa.ListArray.from_arrays(offsets, items).cast(arrow_type)
 
 
 def take_rows(table: pa.Table, rows: Ints) -> pa.Table:

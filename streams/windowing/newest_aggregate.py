@@ -7,12 +7,12 @@ import numpy as np
 import pyarrow as pa
 
 from streams.windowing.accumulator import ENTROPY_DECIMALS
-from streams.windowing.columns import Pools, dtype_of, number_to_arrow
+from streams.windowing.columns import Pools, dtype_of, lists_to_arrow, number_to_arrow
 from streams.windowing.decay import decay
 from streams.windowing.newest import NewestValues
 from streams.windowing.plan import PlannedFeature
 from streams.windowing.segment import Array, Bools, Ints, find_segments
-from streams.windowing.tally import entropy_bits
+from streams.windowing.tally import entropy_bits, top_entries
 
 _FEW: Final = 6
 TIMED: Final = frozenset({"time_since_last", "decayed_sum"})
@@ -143,9 +143,21 @@ def _lists(feature: PlannedFeature, values: Array, valid: Bools, pools: Pools) -
     lengths = valid.sum(axis=1)
     flat = values[valid]
     items = pools.to_arrow(feature.source, feature.result_type.value_type, flat, np.ones(len(flat), dtype=np.bool_))
-    edges = np.concatenate([[0], np.cumsum(lengths)])
-    offsets = pa.array(edges, pa.int32(), mask=np.append(lengths == 0, np.False_))
-    return pa.ListArray.from_arrays(offsets, items).cast(feature.result_type)
+    return lists_to_arrow(items, lengths, feature.result_type)
+
+
+def _top(feature: PlannedFeature, values: Array, valid: Bools, pools: Pools) -> pa.Array:
+    query, at = np.nonzero(valid)
+    flat = values[query, at]
+    item_type = feature.result_type.value_type
+    rank = pools.pools[feature.source].ranks()[flat] if dtype_of(item_type) is None and len(flat) else flat
+    order = np.lexsort((rank, query))
+    starts, counts = find_segments(query[order], rank[order])
+    first = order[starts]
+    best, lengths = top_entries(query[first], counts, rank[first], n_queries=len(values), k=feature.parameters["k"])
+    chosen = flat[first[best]]
+    items = pools.to_arrow(feature.source, item_type, chosen, np.ones(len(chosen), dtype=np.bool_))
+    return lists_to_arrow(items, lengths, feature.result_type)
 
 
 _AGGREGATES: Final[dict[str, Callable[[PlannedFeature, Array, Bools, Pools], pa.Array]]] = {
@@ -160,4 +172,5 @@ _AGGREGATES: Final[dict[str, Callable[[PlannedFeature, Array, Bools, Pools], pa.
     "last_n": _lists,
     "distinct": _by_value,
     "entropy": _by_value,
+    "top_k": _top,
 }

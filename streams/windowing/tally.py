@@ -144,6 +144,14 @@ def entropy_bits(query: Ints, count: Ints, n_queries: int, *, decimals: int) -> 
     return np.round(np.log2(safe) - weighted / safe, decimals) + 0.0, has_value
 
 
+def top_entries(query: Ints, count: Ints, rank: Ints, *, n_queries: int, k: int) -> tuple[Ints, Ints]:
+    """Entries of each query's ``k`` most frequent values, the most frequent first and ties by rank; and how many."""
+    order = np.lexsort((rank, -count, query))
+    n_values = np.bincount(query, minlength=n_queries)
+    _, place = expand(n_values)
+    return order[place < k], np.minimum(n_values, k)
+
+
 def extreme_rank(counts: ValueCounts, ranks: Ints, *, is_max: bool) -> tuple[Ints, Bools]:
     """Code of each query's smallest or largest value, and whether it has any."""
     code, has_value = np.zeros(counts.n_queries, dtype=np.int64), np.zeros(counts.n_queries, dtype=np.bool_)

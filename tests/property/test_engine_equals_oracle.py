@@ -26,6 +26,7 @@ from schemas.aggregation import (
     stddev,
     sum_,
     time_since_last,
+    top_k,
     variance,
 )
 from schemas.entity import Entity
@@ -56,6 +57,8 @@ def aggregations(draw: st.DrawFn, *, is_last: bool = False, has_window: bool = T
     choices.append(st.just(time_since_last(where=where)))
     half_lives = st.sampled_from(["1us", "1s", "10s", "1h"])
     choices.append(st.tuples(number, half_lives).map(lambda p: decayed_sum(p[0], half_life=p[1], where=where)))
+    categories = st.tuples(st.sampled_from(["n", "kind", "flag"]), st.integers(1, 3))
+    choices.append(categories.map(lambda p: top_k(p[0], k=p[1], where=where)))
     if has_window and not is_last:
         choices.append(st.sampled_from([None, "n", "x"]).map(lambda c: rate(c, where=where)))
     if is_last:

@@ -389,6 +389,9 @@ class Oracle:
                 until = max(at, *(r["_t"] for r in rows))
                 ages = [(until - r["_t"]) / half_life for r in rows]
                 return sum(v * max(0.5**age, 2.0**-1022) for v, age in zip(values, ages, strict=True))
+            case "top_k":
+                counts = Counter(values)
+                return sorted(counts, key=lambda v: (-counts[v], v))[: dict(feature.parameters)["k"]]
             case "min":
                 return min(values)
             case "max":

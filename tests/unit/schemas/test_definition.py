@@ -17,6 +17,7 @@ from schemas.aggregation import (
     min_,
     rate,
     sum_,
+    top_k,
 )
 from schemas.contract import Contract, load_contract
 from schemas.entity import Entity
@@ -81,11 +82,15 @@ def make_view(**settings: Any) -> FeatureView:
         ({"features": {"n": mean("flag").over("5m")}}, "mean needs a number column, but 'flag' is bool"),
         ({"features": {"n": min_("flag").over("5m")}}, "min needs a orderable column, but 'flag' is bool"),
         ({"features": {"n": distinct("x").over("5m")}}, "distinct needs a category column, but 'x' is double"),
-        ({"features": {"n": last_n("x").over("5m")}}, "last_n runs over the newest rows"),
-        ({"features": {"n": last_n("x").over(lifetime=True)}}, "last_n runs over the newest rows"),
-        ({"features": {"n": rate().over(last=3)}}, "rate runs over windows alone, expected"),
+        ({"features": {"n": last_n("x").over("5m")}}, "last_n does not run over windows, expected `.over.last=N.`"),
+        (
+            {"features": {"n": last_n("x").over(lifetime=True)}},
+            "last_n does not run over all rows, expected `.over.last=N.`",
+        ),
+        ({"features": {"n": rate().over(last=3)}}, r"rate does not run over the newest rows, expected `.over\('5m'\)`"),
         ({"features": {"n": rate("kind").over("5m")}}, "rate needs a number column, but 'kind' is string"),
-        ({"features": {"n": rate().over(lifetime=True)}}, "rate runs over windows alone, expected"),
+        ({"features": {"n": rate().over(lifetime=True)}}, "rate does not run over all rows, expected"),
+        ({"features": {"n": top_k("x").over("5m")}}, "top_k needs a category column, but 'x' is double"),
         (
             {"features": {"n": Feature(function="decayed_sum", column="x", size_us=60_000_000)}},
             r"decayed_sum has the parameters \[\], expected \['half_life_us'\]",
@@ -118,6 +123,12 @@ def test_a_wrong_over_is_refused(arguments: tuple[Any, ...], says: str) -> None:
     named = next((a for a in arguments if isinstance(a, dict)), {})
     with pytest.raises(ConfigError, match=says):
         count().over(*size, **named)
+
+
+@pytest.mark.parametrize("k", [0, 1_001, 2.0, True])
+def test_a_wrong_k_is_refused(k: Any) -> None:
+    with pytest.raises(ConfigError, match="expected a whole number of 1 to 1000"):
+        top_k("kind", k=k)
 
 
 @pytest.mark.parametrize(("half_life", "says"), [("0s", "`half_life` is '0s', expected more"), ("x", "expected a dur")])

@@ -28,13 +28,14 @@ TYPES = {
     "first": pa.int64(),
     "last": pa.int64(),
     "last_n": pa.list_(pa.int64()),
+    "top_k": pa.list_(pa.int64()),
     "distinct": pa.int64(),
     "entropy": pa.float64(),
 }
 VALUES = st.lists(st.integers(-50, 50), max_size=12)
 
 
-PARAMETERS = {"decayed_sum": {"half_life_us": 100}}
+PARAMETERS = {"decayed_sum": {"half_life_us": 100}, "top_k": {"k": 3}}
 
 
 def make(function: str) -> Accumulator:
@@ -126,6 +127,7 @@ def test_results_of_some_values() -> None:
         "first": 3,
         "last": 5,
         "last_n": values,
+        "top_k": [1, 3, 4],
         "distinct": 4,
     }
 
