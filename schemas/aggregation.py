@@ -145,6 +145,7 @@ FUNCTIONS: Final[dict[str, Function]] = {
     "time_since_last": Function(result_type=_fixed(pa.int64()), needs=None),
     "decayed_sum": Function(result_type=_fixed(pa.float64()), needs="number", parameters=("half_life_us",)),
     "top_k": Function(result_type=lambda arrow: pa.list_(_same(arrow)), needs="category", parameters=("k",)),
+    "quantile": Function(result_type=_fixed(pa.float64()), needs="number", parameters=("q",)),
     "from_event": Function(result_type=_same, needs="any"),
 }
 """Every aggregation there is. ``variance`` and ``stddev`` are of the population; ``entropy`` is in bits."""
@@ -220,6 +221,22 @@ def top_k(column: str, *, k: int = 3, where: str | None = None) -> Aggregation:
         msg = f"`k` is {k!r}, expected a whole number of 1 to {MAX_K}"
         raise ConfigError(msg)
     return Aggregation(function="top_k", column=column, where=where, parameters=(("k", k),))
+
+
+def quantile(column: str, *, q: float, where: str | None = None) -> Aggregation:
+    """Quantile of a numeric column, e.g. the median for ``q=0.5``: 0.2 % off at most.
+
+    It is the smallest value that has at least the share ``q`` of all values at or below it, rounded to nine significant
+    bits (1 in 512); whole numbers up to 512 are exact.
+
+    Raises:
+        ConfigError: ``q`` is no number from 0 to 1, or has more than six decimals.
+    """
+    is_number = isinstance(q, int | float) and not isinstance(q, bool)
+    if not is_number or not 0 <= q <= 1 or round(q, 6) != q:
+        msg = f"`q` is {q!r}, expected a number from 0 to 1 with at most 6 decimals, such as 0.99"
+        raise ConfigError(msg)
+    return Aggregation(function="quantile", column=column, where=where, parameters=(("q", float(q)),))
 
 
 def rate(column: str | None = None, *, where: str | None = None) -> Aggregation:

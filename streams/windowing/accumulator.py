@@ -10,9 +10,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, Final, Self
 
+import numpy as np
 import pyarrow as pa
 
 from streams.windowing.decay import decay_one
+from streams.windowing.level import from_levels, to_levels
 from streams.windowing.plan import PlannedFeature
 
 ENTROPY_DECIMALS: Final = 12
@@ -325,6 +327,26 @@ class _Top(_Tally):
         return sorted(self.counts, key=lambda value: (-self.counts[value], value))[: self._k] or None
 
 
+class _Quantile(_Tally):
+    """Quantile of values rounded to levels."""
+
+    def __init__(self, q: float) -> None:
+        super().__init__(count_distinct)
+        self._ppm = quantile_ppm(q)
+
+    def update(self, value: Any, order: Order) -> None:
+        super().update(int(to_levels(np.array([value], dtype=np.float64))[0]), order)
+
+    def result(self, at_us: int, span_us: int) -> float | None:
+        del at_us, span_us
+        left = max(-(-self._ppm * self.counts.total() // 1_000_000), 1)
+        for level in sorted(self.counts):
+            left -= self.counts[level]
+            if left <= 0:
+                return float(from_levels(np.array([level]))[0])
+        return None
+
+
 class _Values(Accumulator):
     """Every value, oldest first; only ever over the last N rows."""
 
@@ -348,6 +370,11 @@ class _Values(Accumulator):
 def fits_int64(value: int) -> bool:
     """Tell whether a whole number lies in the range of int64."""
     return -(2**63) <= value < 2**63
+
+
+def quantile_ppm(q: float) -> int:
+    """A quantile in millionths, which ranks are counted out by without rounding."""
+    return round(q * 1_000_000)
 
 
 def count_distinct(counts: Iterable[int]) -> int:
@@ -391,5 +418,6 @@ def make_accumulator(feature: PlannedFeature) -> Accumulator:
         "distinct": lambda: _Tally(count_distinct),
         "entropy": lambda: _Tally(entropy_bits),
         "top_k": lambda: _Top(parameters["k"]),
+        "quantile": lambda: _Quantile(parameters["q"]),
     }
     return makers[feature.function]()

@@ -11,8 +11,9 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from streams.windowing.accumulator import ENTROPY_DECIMALS, SECOND_US
+from streams.windowing.accumulator import ENTROPY_DECIMALS, SECOND_US, quantile_ppm
 from streams.windowing.columns import BatchColumns, Pools, dtype_of, lists_to_arrow, number_to_arrow
+from streams.windowing.level import from_levels
 from streams.windowing.plan import PlannedFeature
 from streams.windowing.register import (
     NEVER_US,
@@ -35,6 +36,7 @@ from streams.windowing.tally import (
     count_distinct,
     entropy_bits,
     extreme_rank,
+    nth_entries,
     top_entries,
 )
 
@@ -90,6 +92,7 @@ class CellBank:
             "distinct": self._distinct,
             "entropy": self._entropy,
             "top_k": self._top,
+            "quantile": self._quantile,
         }
         for feature in features:
             self._add(feature)
@@ -97,7 +100,7 @@ class CellBank:
     def _add(self, feature: PlannedFeature) -> None:
         for kind in _KINDS[feature.function](feature):
             place = _place(kind, feature)
-            if kind == "tally":
+            if kind in _TALLIED:
                 self.tallies.setdefault(place, Tally())
             elif place not in self.registers:
                 self.registers[place] = _make_register(kind, feature)
@@ -125,9 +128,10 @@ class CellBank:
             running[place] = register.scan(rows, values, is_value)
         tallied = {}
         for place, tally in self.tallies.items():
-            _, column, filter_index, _ = place
+            kind, column, filter_index, _ = place
             is_value = columns.is_value(column, filter_index)[rows.order]
-            tallied[place] = tally.scan(rows, columns.codes(column or "")[rows.order], is_value)
+            codes = columns.codes(column or "") if kind == "tally" else columns.levels(column or "")
+            tallied[place] = tally.scan(rows, codes[rows.order], is_value)
         return BankRows(rows, running, tallied)
 
     def _inputs(self, columns: BatchColumns, place: Place, rows: CellRows) -> Any:
@@ -149,7 +153,7 @@ class CellBank:
         def fold(kind: str, feature: PlannedFeature) -> Any:
             place = _place(kind, feature)
             if place not in folded:
-                if kind == "tally":
+                if kind in _TALLIED:
                     folded[place] = self.tallies[place].read(reads, batch.tallied[place] if batch else None)
                 else:
                     folded[place] = self.registers[place].fold(reads, batch.running[place] if batch else {})
@@ -192,20 +196,20 @@ class CellBank:
 
     def used_codes(self, column: str) -> list[Array]:
         """Codes of a column's pool that the state holds."""
-        used: list[Array] = [
-            run[1] for place, tally in self.tallies.items() if place[1] == column for run in tally.runs
-        ]
+        used: list[Array] = [run[1] for tally in self._pooled_tallies(column) for run in tally.runs]
         if self._pools.is_coded(column):
             used += [
                 r.state["value"] for place, r in self.registers.items() if place[1] == column and "value" in r.state
             ]
         return used
 
+    def _pooled_tallies(self, column: str) -> list[Tally]:
+        return [tally for place, tally in self.tallies.items() if place[:2] == ("tally", column)]
+
     def recode(self, column: str, mapping: Ints) -> None:
         """Replace the codes of a column's pool."""
-        for place, tally in self.tallies.items():
-            if place[1] == column:
-                tally.recode(mapping)
+        for tally in self._pooled_tallies(column):
+            tally.recode(mapping)
         if self._pools.is_coded(column):
             for place, register in self.registers.items():
                 if place[1] == column and "value" in register.state:
@@ -273,6 +277,13 @@ class CellBank:
         items = pool.decode(counts.code[best], np.ones(len(best), dtype=np.bool_))
         return lists_to_arrow(items, lengths, feature.result_type)
 
+    def _quantile(self, feature: PlannedFeature, merged: _Merged) -> pa.Array:
+        counts: ValueCounts = merged.fold("levels", feature)
+        ppm = quantile_ppm(feature.parameters["q"])
+        entry, has_value = nth_entries(counts.query, counts.count, n_queries=counts.n_queries, ppm=ppm)
+        levels = counts.code[entry] if len(counts.code) else entry
+        return number_to_arrow(from_levels(levels), has_value, feature.result_type)
+
 
 def _place(kind: str, feature: PlannedFeature) -> Place:
     parameters = tuple(sorted(feature.parameters.items())) if kind in _PARAMETRIC else ()
@@ -311,6 +322,9 @@ def _extreme_kinds(feature: PlannedFeature) -> list[str]:
     return ["tally"] if _is_coded(feature) else ["count", feature.function]
 
 
+_TALLIED: Final = frozenset({"tally", "levels"})
+"""Kinds that count by value, a code of the pool or a level."""
+
 _PARAMETRIC: Final = frozenset({"decayed"})
 """Kinds whose state hangs on the feature's parameters."""
 
@@ -330,4 +344,5 @@ _KINDS: Final[dict[str, Callable[[PlannedFeature], list[str]]]] = {
     "distinct": lambda _: ["tally"],
     "entropy": lambda _: ["tally"],
     "top_k": lambda _: ["tally"],
+    "quantile": lambda _: ["levels"],
 }

@@ -6,6 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from streams.windowing.level import to_levels
 from streams.windowing.plan import Plan
 from streams.windowing.segment import Array, Bools, Ints
 from streams.windowing.value_pool import ValuePool
@@ -44,6 +45,7 @@ class BatchColumns:
         self._pools = pools
         self._values: dict[str, tuple[Array, Bools]] = {}
         self._codes: dict[str, Ints] = {}
+        self._levels: dict[str, Ints] = {}
         self._masks: dict[int | None, Bools] = {None: np.ones(table.num_rows, dtype=np.bool_)}
         self._counts: dict[tuple[str | None, int | None], Bools] = {}
 
@@ -64,6 +66,13 @@ class BatchColumns:
         if column not in self._codes:
             self._codes[column] = self._pools.pools[column].encode(self._array(column))
         return self._codes[column]
+
+    def levels(self, column: str) -> Ints:
+        """Level of each value; NaN and null have one without meaning."""
+        if column not in self._levels:
+            values, is_value = self.values(column)
+            self._levels[column] = to_levels(np.where(is_value, values, 0))
+        return self._levels[column]
 
     def is_value(self, column: str | None, filter_index: int | None) -> Bools:
         """Rows that count in an aggregate of this column under this filter."""

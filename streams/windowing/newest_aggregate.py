@@ -6,13 +6,14 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from streams.windowing.accumulator import ENTROPY_DECIMALS
+from streams.windowing.accumulator import ENTROPY_DECIMALS, quantile_ppm
 from streams.windowing.columns import Pools, dtype_of, lists_to_arrow, number_to_arrow
 from streams.windowing.decay import decay
+from streams.windowing.level import from_levels, to_levels
 from streams.windowing.newest import NewestValues
 from streams.windowing.plan import PlannedFeature
 from streams.windowing.segment import Array, Bools, Ints, find_segments
-from streams.windowing.tally import entropy_bits, top_entries
+from streams.windowing.tally import entropy_bits, nth_entries, top_entries
 
 _FEW: Final = 6
 TIMED: Final = frozenset({"time_since_last", "decayed_sum"})
@@ -160,6 +161,17 @@ def _top(feature: PlannedFeature, values: Array, valid: Bools, pools: Pools) -> 
     return lists_to_arrow(items, lengths, feature.result_type)
 
 
+def _quantile(feature: PlannedFeature, values: Array, valid: Bools, pools: Pools) -> pa.Array:
+    del pools
+    query, at = np.nonzero(valid)
+    levels = to_levels(values[query, at])
+    levels = levels[np.lexsort((levels, query))]
+    ppm = quantile_ppm(feature.parameters["q"])
+    entry, has_value = nth_entries(query, np.ones(len(query), dtype=np.int64), n_queries=len(values), ppm=ppm)
+    numbers = from_levels(levels[entry] if len(levels) else entry)
+    return number_to_arrow(numbers, has_value, feature.result_type)
+
+
 _AGGREGATES: Final[dict[str, Callable[[PlannedFeature, Array, Bools, Pools], pa.Array]]] = {
     "sum": _total,
     "mean": _mean,
@@ -173,4 +185,5 @@ _AGGREGATES: Final[dict[str, Callable[[PlannedFeature, Array, Bools, Pools], pa.
     "distinct": _by_value,
     "entropy": _by_value,
     "top_k": _top,
+    "quantile": _quantile,
 }

@@ -5,12 +5,15 @@ newer has grown to half of the older one, so that each entry is moved a logarith
 """
 
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
 
 from streams.windowing.register import CellReads, CellRows
-from streams.windowing.segment import Array, Bools, Ints, expand, find_segments, stable_argsort
+from streams.windowing.segment import Array, Bools, Ints, expand, find_segments, search, stable_argsort
+
+MILLION: Final = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -150,6 +153,19 @@ def top_entries(query: Ints, count: Ints, rank: Ints, *, n_queries: int, k: int)
     n_values = np.bincount(query, minlength=n_queries)
     _, place = expand(n_values)
     return order[place < k], np.minimum(n_values, k)
+
+
+def nth_entries(query: Ints, count: Ints, *, n_queries: int, ppm: int) -> tuple[Ints, Bools]:
+    """Entry at a quantile (in millionths) of each query's values, and whether it has any.
+
+    Entries are sorted by (query, value). The quantile is the smallest value that has at least that share of the values
+    at or below it.
+    """
+    total = np.bincount(query, weights=count, minlength=n_queries).astype(np.int64)
+    has_value = total > 0
+    rank = np.maximum(-(-ppm * total // MILLION), 1)
+    entry = search(np.cumsum(count), np.cumsum(total) - total + rank)
+    return np.where(has_value, entry, 0), has_value
 
 
 def extreme_rank(counts: ValueCounts, ranks: Ints, *, is_max: bool) -> tuple[Ints, Bools]:

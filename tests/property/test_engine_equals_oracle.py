@@ -22,6 +22,7 @@ from schemas.aggregation import (
     max_,
     mean,
     min_,
+    quantile,
     rate,
     stddev,
     sum_,
@@ -59,6 +60,8 @@ def aggregations(draw: st.DrawFn, *, is_last: bool = False, has_window: bool = T
     choices.append(st.tuples(number, half_lives).map(lambda p: decayed_sum(p[0], half_life=p[1], where=where)))
     categories = st.tuples(st.sampled_from(["n", "kind", "flag"]), st.integers(1, 3))
     choices.append(categories.map(lambda p: top_k(p[0], k=p[1], where=where)))
+    shares = st.sampled_from([0, 0.07, 0.5, 0.9, 1])
+    choices.append(st.tuples(number, shares).map(lambda p: quantile(p[0], q=p[1], where=where)))
     if has_window and not is_last:
         choices.append(st.sampled_from([None, "n", "x"]).map(lambda c: rate(c, where=where)))
     if is_last:

@@ -9,6 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from fractions import Fraction
 from typing import Any
 
 from schemas.aggregation import Feature
@@ -392,6 +393,9 @@ class Oracle:
             case "top_k":
                 counts = Counter(values)
                 return sorted(counts, key=lambda v: (-counts[v], v))[: dict(feature.parameters)["k"]]
+            case "quantile":
+                share = Fraction(str(dict(feature.parameters)["q"]))
+                return nine_bits(sorted(values)[max(1, math.ceil(share * len(values))) - 1])
             case "min":
                 return min(values)
             case "max":
@@ -423,6 +427,14 @@ class Oracle:
                 part += row[column]
             total += part
         return total
+
+
+def nine_bits(value: float) -> float:
+    """The nearest number that nine binary digits can write, halves away from zero."""
+    if not math.isfinite(value):
+        return value
+    mantissa, exponent = math.frexp(value)
+    return math.copysign(math.ldexp(math.floor(abs(mantissa) * 512 + 0.5), exponent - 9), value)
 
 
 def parse_text(text: str) -> int | None:

@@ -15,6 +15,7 @@ from schemas.aggregation import (
     last_n,
     mean,
     min_,
+    quantile,
     rate,
     sum_,
     top_k,
@@ -129,6 +130,12 @@ def test_a_wrong_over_is_refused(arguments: tuple[Any, ...], says: str) -> None:
 def test_a_wrong_k_is_refused(k: Any) -> None:
     with pytest.raises(ConfigError, match="expected a whole number of 1 to 1000"):
         top_k("kind", k=k)
+
+
+@pytest.mark.parametrize("q", [-0.1, 1.5, 0.1234567, "0.5", True, float("nan")])
+def test_a_wrong_q_is_refused(q: Any) -> None:
+    with pytest.raises(ConfigError, match="expected a number from 0 to 1 with at most 6 decimals"):
+        quantile("x", q=q)
 
 
 @pytest.mark.parametrize(("half_life", "says"), [("0s", "`half_life` is '0s', expected more"), ("x", "expected a dur")])

@@ -29,13 +29,14 @@ TYPES = {
     "last": pa.int64(),
     "last_n": pa.list_(pa.int64()),
     "top_k": pa.list_(pa.int64()),
+    "quantile": pa.float64(),
     "distinct": pa.int64(),
     "entropy": pa.float64(),
 }
 VALUES = st.lists(st.integers(-50, 50), max_size=12)
 
 
-PARAMETERS = {"decayed_sum": {"half_life_us": 100}, "top_k": {"k": 3}}
+PARAMETERS = {"decayed_sum": {"half_life_us": 100}, "top_k": {"k": 3}, "quantile": {"q": 0.6}}
 
 
 def make(function: str) -> Accumulator:
@@ -128,6 +129,7 @@ def test_results_of_some_values() -> None:
         "last": 5,
         "last_n": values,
         "top_k": [1, 3, 4],
+        "quantile": 3.0,
         "distinct": 4,
     }
 
