@@ -51,6 +51,10 @@ FIELD_KEYWORDS: Final = frozenset(
     }
 )
 """JSON Schema keywords that a field of a contract may use; the batch reader checks each of them."""
+DOCUMENT_KEYWORDS: Final = frozenset(
+    {"$schema", "$id", "$comment", "title", "description", "examples", "type", "properties", "required"}
+)
+"""JSON Schema keywords that a contract itself may use. Further fields in a payload are always allowed, and ignored."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,12 @@ class Contract:
         if self.document.get("type") != "object" or not self.document.get("properties"):
             msg = (
                 f"contract {self.reference} has type {self.document.get('type')!r}, expected 'object' with `properties`"
+            )
+            raise ConfigError(msg)
+        if unknown := sorted(set(self.document) - DOCUMENT_KEYWORDS):
+            msg = (
+                f"contract {self.reference} uses {unknown}, expected keywords among {sorted(DOCUMENT_KEYWORDS)}: the "
+                "rules stand at the fields; leave it out"
             )
             raise ConfigError(msg)
         for name, field in self.document["properties"].items():
