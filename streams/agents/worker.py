@@ -76,7 +76,8 @@ def consumer_config(
         "isolation.level": "read_committed",
         "enable.partition.eof": True,
         "partition.assignment.strategy": "range",
-        "session.timeout.ms": 30_000,
+        # Heartbeats have a thread of their own. A worker that was killed holds its group up for so long.
+        "session.timeout.ms": 10_000,
         "max.poll.interval.ms": 300_000,
         "fetch.wait.max.ms": 20,
         "reconnect.backoff.ms": 500,

@@ -63,6 +63,9 @@ class Epoch:
                 "compression.type": "lz4",
                 "linger.ms": 5,
                 "reconnect.backoff.ms": 500,
+                # With "rebootstrap" librdkafka 2.16 makes new handles of brokers that were all down, and waits for the
+                # old one of the group's coordinator: the next offsets are never sent.
+                "metadata.recovery.strategy": "none",
                 "message.max.bytes": MAX_RECORD_BYTES,
                 "queue.buffering.max.messages": 1_000_000,
                 "queue.buffering.max.kbytes": 512 * 1024,
@@ -211,8 +214,7 @@ class Epoch:
 async def _call(step: Callable[[], None]) -> None:
     """Make a blocking call of Kafka's client on a thread of its own.
 
-    librdkafka does not always keep to its timeout: where the broker is started again while offsets are sent, the call
-    may never return. Nor would a worker that waits for the thread at its end.
+    librdkafka does not always keep to its timeout, and a worker that then waits for the thread would not end.
 
     Raises:
         SinkError: The call does not return. The client can be used no more.
