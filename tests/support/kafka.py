@@ -1,0 +1,58 @@
+"""Topics of a test's own on a real Kafka."""
+
+import uuid
+from collections.abc import Sequence
+
+from confluent_kafka import Consumer, Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from jobs.topic_reader import read_topic
+
+TIMEOUT_S = 30.0
+
+
+def make_topic(brokers: str, name: str = "t", *, partitions: int = 1, config: dict[str, str] | None = None) -> str:
+    """Make a topic that no other test has, and return its name."""
+    topic = f"test.{name}.{uuid.uuid4().hex[:8]}"
+    admin = AdminClient({"bootstrap.servers": brokers})
+    admin.create_topics([NewTopic(topic, partitions, 1, config=config or {})])[topic].result(TIMEOUT_S)
+    return topic
+
+
+def make_group() -> str:
+    """Name a consumer group that no other test has."""
+    return f"test.{uuid.uuid4().hex[:8]}"
+
+
+def produce(brokers: str, topic: str, values: Sequence[bytes], *, partition: int = 0) -> None:
+    """Put values on a partition, all of them acknowledged."""
+    producer = Producer({"bootstrap.servers": brokers, "linger.ms": 5})
+    for value in values:
+        producer.produce(topic, value, partition=partition)
+        producer.poll(0)
+    assert producer.flush(TIMEOUT_S) == 0
+
+
+def committed_values(brokers: str, topic: str) -> list[bytes | None]:
+    """Values that a reader of committed data sees, in order of partition and offset."""
+    batches = sorted(read_topic(brokers, topic), key=lambda batch: (batch.partition, int(batch.offsets[0])))
+    return [value for batch in batches for value in batch.values]
+
+
+def join_group(brokers: str, group: str, topic: str) -> Consumer:
+    """Join a group and wait until partitions have come."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": brokers,
+            "group.id": group,
+            "enable.auto.commit": False,
+            "auto.offset.reset": "earliest",
+        }
+    )
+    consumer.subscribe([topic])
+    polls = 0
+    while not consumer.assignment():
+        consumer.poll(0.1)
+        polls += 1
+        assert polls < 10 * TIMEOUT_S, f"no partitions of {topic} within {TIMEOUT_S:.0f} s"
+    return consumer
