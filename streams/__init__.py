@@ -1,6 +1,7 @@
 """Headrace: event-time features from Kafka to the online store, the offline store and the model."""
 
 from schemas.aggregation import (
+    approx_distinct,
     count,
     decayed_sum,
     distinct,
@@ -28,6 +29,7 @@ __all__ = [
     "Entity",
     "EventSource",
     "FeatureView",
+    "approx_distinct",
     "count",
     "decayed_sum",
     "distinct",

@@ -4,6 +4,7 @@ Each accumulator has ``update`` (rows in offset order), ``merge`` (with the stat
 a JSON form. Nulls and NaN never reach ``update``; the result of an empty one is null, of a count 0.
 """
 
+import base64
 import math
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -14,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from streams.windowing.decay import decay_one
+from streams.windowing.hll import add_value, dump_sketch, estimate, load_sketch, merge_sketches, new_sketch
 from streams.windowing.level import from_levels, to_levels
 from streams.windowing.plan import PlannedFeature
 
@@ -347,6 +349,33 @@ class _Quantile(_Tally):
         return None
 
 
+class _Estimate(Accumulator):
+    """Approximate number of distinct values, by a HyperLogLog sketch."""
+
+    state = ("sketch",)
+
+    def __init__(self, lg_k: int) -> None:
+        self._lg_k = lg_k
+        self._sketch = new_sketch(lg_k)
+
+    def update(self, value: Any, order: Order) -> None:
+        del order
+        add_value(self._sketch, value)
+
+    def merge(self, later: Self) -> None:
+        self._sketch = merge_sketches(self._sketch, later._sketch, lg_k=self._lg_k)
+
+    def result(self, at_us: int, span_us: int) -> int:
+        del at_us, span_us
+        return estimate(self._sketch, lg_k=self._lg_k)
+
+    def dump(self) -> list[Any]:
+        return [base64.b64encode(dump_sketch(self._sketch)).decode()]
+
+    def load(self, dumped: list[Any]) -> None:
+        self._sketch = load_sketch(base64.b64decode(dumped[0]))
+
+
 class _Values(Accumulator):
     """Every value, oldest first; only ever over the last N rows."""
 
@@ -418,6 +447,7 @@ def make_accumulator(feature: PlannedFeature) -> Accumulator:
         "distinct": lambda: _Tally(count_distinct),
         "entropy": lambda: _Tally(entropy_bits),
         "top_k": lambda: _Top(parameters["k"]),
+        "approx_distinct": lambda: _Estimate(parameters["lg_k"]),
         "quantile": lambda: _Quantile(parameters["q"]),
     }
     return makers[feature.function]()

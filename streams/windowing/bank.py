@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from streams.windowing.accumulator import ENTROPY_DECIMALS, SECOND_US, quantile_ppm
 from streams.windowing.columns import BatchColumns, Pools, dtype_of, lists_to_arrow, number_to_arrow
+from streams.windowing.hll import Sketches, SketchRows
 from streams.windowing.level import from_levels
 from streams.windowing.plan import PlannedFeature
 from streams.windowing.register import (
@@ -66,6 +67,7 @@ class BankRows:
     rows: CellRows
     running: dict[Place, Versions]
     tallied: dict[Place, TallyRows]
+    sketched: dict[Place, SketchRows]
 
 
 class CellBank:
@@ -76,6 +78,7 @@ class CellBank:
         self._pools = pools
         self.registers: dict[Place, Register] = {}
         self.tallies: dict[Place, Tally] = {}
+        self.sketches: dict[Place, Sketches] = {}
         self._results: dict[str, Callable[[PlannedFeature, _Merged], pa.Array]] = {
             "count": self._count,
             "sum": self._reduced,
@@ -93,6 +96,7 @@ class CellBank:
             "entropy": self._entropy,
             "top_k": self._top,
             "quantile": self._quantile,
+            "approx_distinct": self._estimated,
         }
         for feature in features:
             self._add(feature)
@@ -102,6 +106,8 @@ class CellBank:
             place = _place(kind, feature)
             if kind in _TALLIED:
                 self.tallies.setdefault(place, Tally())
+            elif kind == "hll":
+                self.sketches.setdefault(place, Sketches(feature.parameters["lg_k"]))
             elif place not in self.registers:
                 self.registers[place] = _make_register(kind, feature)
 
@@ -119,6 +125,8 @@ class CellBank:
         """Forget cells that are no longer live."""
         for tally in self.tallies.values():
             tally.drop(is_live)
+        for sketches in self.sketches.values():
+            sketches.drop(is_live)
 
     def scan(self, columns: BatchColumns, rows: CellRows) -> BankRows:
         """Take in a batch: running values after each row, for reads as of it."""
@@ -132,7 +140,12 @@ class CellBank:
             is_value = columns.is_value(column, filter_index)[rows.order]
             codes = columns.codes(column or "") if kind == "tally" else columns.levels(column or "")
             tallied[place] = tally.scan(rows, codes[rows.order], is_value)
-        return BankRows(rows, running, tallied)
+        sketched = {}
+        for place, sketches in self.sketches.items():
+            _, column, filter_index, _ = place
+            is_value = columns.is_value(column, filter_index)[rows.order]
+            sketched[place] = sketches.scan(rows, columns.array(column or ""), is_value)
+        return BankRows(rows, running, tallied, sketched)
 
     def _inputs(self, columns: BatchColumns, place: Place, rows: CellRows) -> Any:
         _, column, filter_index, _ = place
@@ -145,6 +158,8 @@ class CellBank:
             register.commit(batch.rows, batch.running[place])
         for place, tally in self.tallies.items():
             tally.commit(batch.tallied[place])
+        for place, sketches in self.sketches.items():
+            sketches.commit(batch.sketched[place])
 
     def read(self, features: list[PlannedFeature], reads: CellReads, batch: BankRows | None) -> dict[str, pa.Array]:
         """Value of each of these features for each query."""
@@ -155,6 +170,8 @@ class CellBank:
             if place not in folded:
                 if kind in _TALLIED:
                     folded[place] = self.tallies[place].read(reads, batch.tallied[place] if batch else None)
+                elif kind == "hll":
+                    folded[place] = self.sketches[place].read(reads, batch.sketched[place] if batch else None)
                 else:
                     folded[place] = self.registers[place].fold(reads, batch.running[place] if batch else {})
             return folded[place]
@@ -173,6 +190,8 @@ class CellBank:
         row_of[cells] = np.arange(len(cells))
         for number, tally in enumerate(self.tallies.values()):
             tables[f"{name}.tally.{number}"] = tally.to_table(row_of)
+        for number, sketches in enumerate(self.sketches.values()):
+            tables[f"{name}.hll.{number}"] = sketches.to_table(row_of)
         return tables
 
     def from_tables(self, tables: dict[str, pa.Table], cells: Ints, *, name: str) -> None:
@@ -185,6 +204,8 @@ class CellBank:
             register.peak = peaks[str(number)]
         for number, tally in enumerate(self.tallies.values()):
             tally.from_table(tables[f"{name}.tally.{number}"], cells)
+        for number, sketches in enumerate(self.sketches.values()):
+            sketches.from_table(tables[f"{name}.hll.{number}"], cells)
 
     def sum_peak(self, feature: PlannedFeature) -> int:
         """No cell's integer sum of this feature has been further from 0 than this."""
@@ -284,6 +305,9 @@ class CellBank:
         levels = counts.code[entry] if len(counts.code) else entry
         return number_to_arrow(from_levels(levels), has_value, feature.result_type)
 
+    def _estimated(self, feature: PlannedFeature, merged: _Merged) -> pa.Array:
+        return number_to_arrow(merged.fold("hll", feature), None, feature.result_type)
+
 
 def _place(kind: str, feature: PlannedFeature) -> Place:
     parameters = tuple(sorted(feature.parameters.items())) if kind in _PARAMETRIC else ()
@@ -325,7 +349,7 @@ def _extreme_kinds(feature: PlannedFeature) -> list[str]:
 _TALLIED: Final = frozenset({"tally", "levels"})
 """Kinds that count by value, a code of the pool or a level."""
 
-_PARAMETRIC: Final = frozenset({"decayed"})
+_PARAMETRIC: Final = frozenset({"decayed", "hll"})
 """Kinds whose state hangs on the feature's parameters."""
 
 _KINDS: Final[dict[str, Callable[[PlannedFeature], list[str]]]] = {
@@ -345,4 +369,5 @@ _KINDS: Final[dict[str, Callable[[PlannedFeature], list[str]]]] = {
     "entropy": lambda _: ["tally"],
     "top_k": lambda _: ["tally"],
     "quantile": lambda _: ["levels"],
+    "approx_distinct": lambda _: ["hll"],
 }

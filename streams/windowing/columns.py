@@ -20,7 +20,8 @@ class Pools:
         for feature in plan.features:
             if feature.column is None or feature.input_type is None:
                 continue
-            if dtype_of(feature.input_type) is None or feature.function in {"distinct", "entropy", "top_k"}:
+            is_coded = dtype_of(feature.input_type) is None and feature.function != "approx_distinct"
+            if is_coded or feature.function in {"distinct", "entropy", "top_k"}:
                 self.pools.setdefault(feature.column, ValuePool(feature.input_type))
 
         self._coded = {name for name, pool in self.pools.items() if dtype_of(pool.arrow_type) is None}
@@ -64,7 +65,7 @@ class BatchColumns:
     def codes(self, column: str) -> Ints:
         """Code of each value in the column's pool."""
         if column not in self._codes:
-            self._codes[column] = self._pools.pools[column].encode(self._array(column))
+            self._codes[column] = self._pools.pools[column].encode(self.array(column))
         return self._codes[column]
 
     def levels(self, column: str) -> Ints:
@@ -74,20 +75,29 @@ class BatchColumns:
             self._levels[column] = to_levels(np.where(is_value, values, 0))
         return self._levels[column]
 
+    def array(self, column: str) -> pa.Array:
+        """A column as it came, in one chunk."""
+        chunked = self.table.column(column)
+        return chunked.chunk(0) if chunked.num_chunks == 1 else chunked.combine_chunks()
+
     def is_value(self, column: str | None, filter_index: int | None) -> Bools:
         """Rows that count in an aggregate of this column under this filter."""
         place = (column, filter_index)
         if place not in self._counts:
             passes = self.passes(filter_index)
-            self._counts[place] = passes if column is None else passes & self.values(column)[1]
+            self._counts[place] = passes if column is None else passes & self._has_value(column)
         return self._counts[place]
 
-    def _array(self, column: str) -> pa.Array:
-        chunked = self.table.column(column)
-        return chunked.chunk(0) if chunked.num_chunks == 1 else chunked.combine_chunks()
+    def _has_value(self, column: str) -> Bools:
+        array = self.array(column)
+        if dtype_of(array.type) is None:
+            # Not by way of the codes, which not every aggregate of a text needs.
+            is_valid: Bools = pc.is_valid(array).to_numpy(zero_copy_only=False)
+            return is_valid
+        return self.values(column)[1]
 
     def _convert(self, column: str) -> tuple[Array, Bools]:
-        array = self._array(column)
+        array = self.array(column)
         is_valid = np.ones(len(array), dtype=np.bool_)
         if array.null_count:
             is_valid = pc.is_valid(array).to_numpy(zero_copy_only=False)

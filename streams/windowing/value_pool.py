@@ -72,7 +72,7 @@ class ValuePool:
 
     def compact(self, used: list[Array]) -> Ints:
         """Keep only the values with these codes; returns the new code by old one."""
-        kept = np.unique(np.concatenate([codes.astype(np.int64) for codes in used]))
+        kept = np.unique(np.concatenate([np.empty(0, dtype=np.int64), *(codes.astype(np.int64) for codes in used)]))
         mapping = np.zeros(len(self._values), dtype=np.int64)
         mapping[kept] = np.arange(len(kept))
         self._values = [self._values[code] for code in kept.tolist()]

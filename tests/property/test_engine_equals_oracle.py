@@ -11,6 +11,7 @@ from hypothesis import assume, given, settings
 
 from schemas.aggregation import (
     Feature,
+    approx_distinct,
     count,
     decayed_sum,
     distinct,
@@ -62,6 +63,9 @@ def aggregations(draw: st.DrawFn, *, is_last: bool = False, has_window: bool = T
     choices.append(categories.map(lambda p: top_k(p[0], k=p[1], where=where)))
     shares = st.sampled_from([0, 0.07, 0.5, 0.9, 1])
     choices.append(st.tuples(number, shares).map(lambda p: quantile(p[0], q=p[1], where=where)))
+    if not is_last:
+        categories = st.tuples(st.sampled_from(["n", "kind", "flag"]), st.sampled_from([7, 12]))
+        choices.append(categories.map(lambda p: approx_distinct(p[0], lg_k=p[1], where=where)))
     if has_window and not is_last:
         choices.append(st.sampled_from([None, "n", "x"]).map(lambda c: rate(c, where=where)))
     if is_last:

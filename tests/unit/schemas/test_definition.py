@@ -8,6 +8,7 @@ import pytest
 from schemas.aggregation import (
     Aggregation,
     Feature,
+    approx_distinct,
     count,
     decayed_sum,
     distinct,
@@ -91,6 +92,10 @@ def make_view(**settings: Any) -> FeatureView:
         ({"features": {"n": rate().over(last=3)}}, r"rate does not run over the newest rows, expected `.over\('5m'\)`"),
         ({"features": {"n": rate("kind").over("5m")}}, "rate needs a number column, but 'kind' is string"),
         ({"features": {"n": rate().over(lifetime=True)}}, "rate does not run over all rows, expected"),
+        (
+            {"features": {"n": approx_distinct("kind").over(last=3)}},
+            r"does not run over the newest rows, expected `.over\('5m'\)` or `.over\(lifetime=True\)`",
+        ),
         ({"features": {"n": top_k("x").over("5m")}}, "top_k needs a category column, but 'x' is double"),
         (
             {"features": {"n": Feature(function="decayed_sum", column="x", size_us=60_000_000)}},
@@ -136,6 +141,12 @@ def test_a_wrong_k_is_refused(k: Any) -> None:
 def test_a_wrong_q_is_refused(q: Any) -> None:
     with pytest.raises(ConfigError, match="expected a number from 0 to 1 with at most 6 decimals"):
         quantile("x", q=q)
+
+
+@pytest.mark.parametrize("lg_k", [6, 22, 12.0, True])
+def test_a_wrong_size_of_a_sketch_is_refused(lg_k: Any) -> None:
+    with pytest.raises(ConfigError, match="expected a whole number of 7 to 21"):
+        approx_distinct("kind", lg_k=lg_k)
 
 
 @pytest.mark.parametrize(("half_life", "says"), [("0s", "`half_life` is '0s', expected more"), ("x", "expected a dur")])

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from streams.windowing.accumulator import Accumulator, entropy_bits, fits_int64, make_accumulator
 from streams.windowing.plan import PlannedFeature, Scope
 
+COUNTS = {"count", "distinct", "approx_distinct"}
 RANGE_US = 2_000_000
 TYPES = {
     "count": pa.int64(),
@@ -30,13 +31,19 @@ TYPES = {
     "last_n": pa.list_(pa.int64()),
     "top_k": pa.list_(pa.int64()),
     "quantile": pa.float64(),
+    "approx_distinct": pa.int64(),
     "distinct": pa.int64(),
     "entropy": pa.float64(),
 }
 VALUES = st.lists(st.integers(-50, 50), max_size=12)
 
 
-PARAMETERS = {"decayed_sum": {"half_life_us": 100}, "top_k": {"k": 3}, "quantile": {"q": 0.6}}
+PARAMETERS = {
+    "decayed_sum": {"half_life_us": 100},
+    "top_k": {"k": 3},
+    "quantile": {"q": 0.6},
+    "approx_distinct": {"lg_k": 12},
+}
 
 
 def make(function: str) -> Accumulator:
@@ -130,6 +137,7 @@ def test_results_of_some_values() -> None:
         "last_n": values,
         "top_k": [1, 3, 4],
         "quantile": 3.0,
+        "approx_distinct": 4,
         "distinct": 4,
     }
 
@@ -137,8 +145,8 @@ def test_results_of_some_values() -> None:
 def test_results_of_no_value() -> None:
     results = {function: value_of(make(function)) for function in TYPES}
 
-    assert {function for function, result in results.items() if result == 0} == {"count", "distinct"}
-    assert all(result is None for function, result in results.items() if function not in {"count", "distinct"})
+    assert {function for function, result in results.items() if result == 0} == COUNTS
+    assert all(result is None for function, result in results.items() if function not in COUNTS)
 
 
 def test_spread_keeps_small_differences_of_large_values() -> None:

@@ -60,6 +60,14 @@ def test_compaction_keeps_the_values_in_use() -> None:
     assert pool.decode(mapping[codes[[1, 3]]], np.array([True, True])).to_pylist() == ["b", "d"]
 
 
+def test_compaction_of_values_none_of_which_is_in_use_keeps_none() -> None:
+    pool = ValuePool(pa.string())
+    pool.encode(pa.array(["a", "b"]))
+    pool.compact([])
+
+    assert len(pool) == 0
+
+
 def rows_of(cells: list[int]) -> CellRows:
     order = np.arange(len(cells), dtype=np.int64)
     starts = np.flatnonzero(np.concatenate([[True], np.diff(cells) != 0]))
