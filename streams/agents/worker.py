@@ -2,9 +2,11 @@
 
 import asyncio
 import logging
+import os
+import threading
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, Final
 
 import faust
 
@@ -13,6 +15,9 @@ from streams.observability.metrics import Metrics
 from streams.transport.consumer import ColumnarSchema, ConsumerOptions
 
 logger = logging.getLogger(__name__)
+
+DRAIN_S: Final = 12.0
+"""Seconds from SIGTERM to the end of the process, at most."""
 
 
 def create_app(
@@ -126,10 +131,26 @@ async def fail(app: faust.App, error: Exception) -> None:
     await app.crash(error)
 
 
+class _Worker(faust.Worker):  # type: ignore[misc]  # Faust has no type information
+    """Faust's worker, with an end: a drain that hangs, as on a broker that is gone, is cut off."""
+
+    async def stop(self) -> None:
+        """Stop everything inside the deadline."""
+        cut_off = threading.Timer(DRAIN_S, _cut_off)
+        cut_off.daemon = True
+        cut_off.start()
+        await super().stop()
+
+
+def _cut_off() -> None:
+    logger.error("not drained within %.0f s, ending at once; what is not committed will be done again", DRAIN_S)
+    os._exit(1)
+
+
 def run(app: faust.App, *, log_level: str) -> None:
-    """Run the app until SIGTERM or SIGINT, then drain and leave the group; exits the process.
+    """Run the app until SIGTERM or SIGINT, then drain and leave the group within :data:`DRAIN_S`; exits the process.
 
     A worker that failed exits with code 1, so that its supervisor starts it again.
     """
-    worker = faust.Worker(app, loglevel=log_level, redirect_stdouts=False, quiet=True, logging_config=None)
+    worker = _Worker(app, loglevel=log_level, redirect_stdouts=False, quiet=True, logging_config=None)
     worker.execute_from_commandline()

@@ -14,9 +14,11 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from infra.local.process import wait_until
 from infra.local.services import SERVICE_NAMES
 from jobs.role import Role
 from jobs.topic_reader import read_topic
+from streams.agents.worker import DRAIN_S
 from tests.support.running import RunningPipeline, differing, running_pipeline
 
 SEED = int(os.environ.get("PYTEST_CHAOS_SEED", "0")) or random.SystemRandom().randrange(1, 10**6)
@@ -123,3 +125,12 @@ def test_everything_killed_at_once_under_load(course: Course) -> None:
         for name in SERVICE_NAMES:
             pipeline.services.start(name)
     course.assert_balanced()
+
+
+def test_workers_end_in_time_although_the_broker_is_gone(course: Course) -> None:
+    pipeline = course.pipeline
+    workers = [pipeline.supervisor.process(role) for role in Role]
+    pipeline.services.kill("kafka")
+    for worker in workers:
+        os.kill(worker.pid, signal.SIGTERM)
+    assert wait_until(lambda: not any(worker.is_alive() for worker in workers), timeout_s=2 * DRAIN_S)
