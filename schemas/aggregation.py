@@ -43,7 +43,7 @@ class Feature:
     @property
     def is_windowed(self) -> bool:
         """Whether the feature has a window of its own (or, in a session view, the session)."""
-        return self.last is None and not self.lifetime and self.function != "from_event"
+        return self.last is None and not self.lifetime and self.function not in {"from_event", "derived"}
 
     def result_type(self, schema: pa.Schema) -> pa.DataType:
         """Arrow type of the feature, given the contract's columns."""
@@ -154,6 +154,7 @@ FUNCTIONS: Final[dict[str, Function]] = {
         parameters=("lg_k",),
     ),
     "quantile": Function(result_type=_fixed(pa.float64()), needs="number", parameters=("q",)),
+    "derived": Function(result_type=_same, needs=None, parameters=("expression",)),
     "from_event": Function(result_type=_same, needs="any"),
 }
 """Every aggregation there is. ``variance`` and ``stddev`` are of the population; ``entropy`` is in bits."""
@@ -296,6 +297,16 @@ def decayed_sum(column: str, *, half_life: str, where: str | None = None) -> Agg
         raise ConfigError(msg)
     parameters = (("half_life_us", half_life_us),)
     return Aggregation(function="decayed_sum", column=column, where=where, parameters=parameters)
+
+
+def derived(expression: str) -> Feature:
+    """Make a feature of other features of the view, such as a ratio, a difference, ``log1p`` or ``bucketize`` of them.
+
+    ``derived("clicks_5m / clicks_1h")`` is calculated on each row of output, in the language of
+    :mod:`schemas.expression`: numbers in float64, null where an input is null, and null on division by zero. It may
+    read other derived features, but not itself by way of them.
+    """
+    return Feature(function="derived", parameters=(("expression", expression),))
 
 
 def from_event(column: str) -> Feature:

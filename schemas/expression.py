@@ -1,4 +1,4 @@
-"""Row filters: a small safe expression language, compiled to Arrow compute calls.
+"""Row filters and derived features: a small safe expression language, compiled to Arrow compute calls.
 
 ``event_type == 'click' and (amount > 10 or country in ('CH', 'AT'))`` is parsed by Python's own parser and then checked
 node by node against a list of what is allowed; nothing is ever evaluated as Python.
@@ -58,6 +58,23 @@ class Expression:
         mask: npt.NDArray[np.bool_] = pc.fill_null(result, fill_value=False).to_numpy(zero_copy_only=False)
         return mask
 
+    @property
+    def arrow_type(self) -> pa.DataType:
+        """Type of :meth:`column`: every number is a float64."""
+        return _TYPES[self.kind]
+
+    def column(self, batch: pa.RecordBatch | pa.Table) -> pa.Array:
+        """Value for each row."""
+        result = self._evaluate(batch)
+        if isinstance(result, pa.Scalar):
+            return pa.repeat(result.cast(self.arrow_type), batch.num_rows)
+        if isinstance(result, pa.ChunkedArray):
+            result = result.combine_chunks()
+        return _as_float(result) if self.kind == "number" else result.cast(self.arrow_type)
+
+
+_TYPES: Final = {"number": pa.float64(), "boolean": pa.bool_(), "text": pa.string()}
+
 
 _COMPARISONS: Final[dict[type[ast.cmpop], tuple[str, Callable[..., Any]]]] = {
     ast.Eq: ("==", pc.equal),
@@ -91,16 +108,54 @@ class _Signature:
     arguments: tuple[str, ...]
     result: str
     compute: Callable[..., Any]
+    is_variadic: bool = False
+
+    def wanted(self, n_arguments: int) -> tuple[str, ...]:
+        """Kinds of this many arguments; the last one is repeated where that is allowed."""
+        return self.arguments + self.arguments[-1:] * (n_arguments - len(self.arguments) if self.is_variadic else 0)
+
+    def __str__(self) -> str:
+        return ", ".join(self.arguments) + (", …" if self.is_variadic else "")
 
 
 def _literal_pattern(function: Callable[..., Any]) -> Callable[..., Any]:
     return lambda values, pattern: function(values, pattern=pattern.as_py())
 
 
+def _log1p(value: Any) -> Any:
+    number = _as_float(value)
+    logarithm = pc.log1p(_where(pc.greater(number, -1.0), number))
+    # Rounded, so that the last bit of a machine's logarithm does not show; pc.round is off by up to 1e-12 itself.
+    return pc.divide(pc.floor(pc.add(pc.multiply(logarithm, 1e12), 0.5)), 1e12)
+
+
+def _sqrt(value: Any) -> Any:
+    number = _as_float(value)
+    return pc.sqrt(_where(pc.greater_equal(number, 0.0), number))
+
+
+def _where(is_defined: Any, value: Any) -> Any:
+    return pc.if_else(is_defined, value, pa.scalar(None, pa.float64()))
+
+
+def _bucketize(value: Any, *edges: Any) -> Any:
+    number = _as_float(value)
+    buckets = pc.multiply(pc.equal(number, number).cast(pa.float64()), 0.0)
+    for edge in edges:
+        buckets = pc.add(buckets, pc.greater_equal(number, _as_float(edge)).cast(pa.float64()))
+    return buckets
+
+
 _FUNCTIONS: Final[dict[str, _Signature]] = {
     "abs": _Signature(("number",), "number", lambda x: pc.abs(_as_float(x))),
     "floor": _Signature(("number",), "number", lambda x: pc.floor(_as_float(x))),
     "ceil": _Signature(("number",), "number", lambda x: pc.ceil(_as_float(x))),
+    "log1p": _Signature(("number",), "number", _log1p),
+    "sqrt": _Signature(("number",), "number", _sqrt),
+    "coalesce": _Signature(
+        ("number", "number"), "number", lambda *xs: pc.coalesce(*map(_as_float, xs)), is_variadic=True
+    ),
+    "bucketize": _Signature(("number", "number literal"), "number", _bucketize, is_variadic=True),
     "lower": _Signature(("text",), "text", pc.utf8_lower),
     "upper": _Signature(("text",), "text", pc.utf8_upper),
     "length": _Signature(("text",), "number", pc.utf8_length),
@@ -109,8 +164,10 @@ _FUNCTIONS: Final[dict[str, _Signature]] = {
     "contains": _Signature(("text", "text literal"), "boolean", _literal_pattern(pc.match_substring)),
 }
 FUNCTION_NAMES: Final = tuple(sorted(_FUNCTIONS))
-"""Functions of the language: ``abs floor ceil`` of numbers, ``lower upper length`` of text, and ``starts_with``,
-``ends_with`` and ``contains`` of text and a text literal."""
+"""Functions of the language: ``abs floor ceil log1p sqrt`` of a number, ``coalesce`` of numbers (the first that is not
+null), ``bucketize`` of a number and rising edges (how many of them it reaches), ``lower upper length`` of text, and
+``starts_with``, ``ends_with`` and ``contains`` of text and a text literal. ``log1p`` and ``sqrt`` are null where they
+are not defined; ``log1p`` is rounded to 12 decimals."""
 
 _ALLOWED: Final = (
     "comparisons, and/or/not, in, is null, + - * / %, parentheses, literals, columns and the functions "
@@ -138,22 +195,54 @@ def parse_expression(text: str, *, columns: pa.Schema, where: str) -> Expression
     return Expression(text=text, columns=tuple(sorted(compiler.used)), kind=node.kind, _evaluate=node.evaluate)
 
 
+def parse_derivation(text: str, *, columns: pa.Schema, where: str) -> Expression:
+    """Parse and check the expression of a derived feature: a number (float64), a condition or a text.
+
+    Args:
+        text: The expression, e.g. ``"clicks_5m / clicks_1h"``.
+        columns: The features it may read.
+        where: Place it stands in, for error messages.
+
+    Raises:
+        ConfigError: It is no expression of the language, reads an unknown feature, mixes kinds, or has no kind.
+    """
+    compiler = _Compiler(text=text, columns=columns, where=where, field="derived")
+    node = compiler.compile()
+    if node.kind not in _TYPES:
+        compiler.fail(f"is a {node.kind}", 'a number, a condition or a text, such as "clicks_5m / clicks_1h"')
+    return Expression(text=text, columns=tuple(sorted(compiler.used)), kind=node.kind, _evaluate=node.evaluate)
+
+
+def names_read(text: object) -> frozenset[str]:
+    """Names in an expression that may be columns; none where it can't be parsed."""
+    try:
+        tree = ast.parse(text.strip(), mode="eval") if isinstance(text, str) else None
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        tree = None
+    return frozenset() if tree is None else frozenset(n.id for n in ast.walk(tree) if isinstance(n, ast.Name))
+
+
 class _Compiler:
     """Turns one expression's syntax tree into nodes, refusing whatever is not listed."""
 
-    def __init__(self, *, text: str, columns: pa.Schema, where: str) -> None:
+    def __init__(self, *, text: str, columns: pa.Schema, where: str, field: str = "where") -> None:
         self.text = text
+        self.field = field
         self.columns = columns
         self.where = where
         self.used: set[str] = set()
 
     def fail(self, got: str, expected: str) -> NoReturn:
-        msg = f"{self.where}: `where` {self.text!r} {got}, expected {expected}"
+        msg = f"{self.where}: `{self.field}` {self.text!r} {got}, expected {expected}"
         raise ConfigError(msg)
 
     def compile(self) -> _Node:
         if not isinstance(self.text, str) or not self.text.strip():
-            self.fail("is empty", "a condition; leave `where` out for all rows")
+            remedies = {
+                "where": "a condition; leave `where` out for all rows",
+                "derived": "an expression over features",
+            }
+            self.fail("is empty", remedies[self.field])
         try:
             tree = ast.parse(self.text.strip(), mode="eval")
         except (SyntaxError, ValueError, RecursionError, MemoryError) as exc:
@@ -324,15 +413,20 @@ class _Compiler:
         signature = _FUNCTIONS.get(name)
         if signature is None or not isinstance(tree.func, ast.Name):
             self.fail(f"calls {name!r}", f"one of the functions {list(FUNCTION_NAMES)}")
-        if tree.keywords or len(tree.args) != len(signature.arguments):
-            self.fail(f"calls {ast.unparse(tree)!r}", f"{name}({', '.join(signature.arguments)})")
+        wanted_kinds = signature.wanted(len(tree.args))
+        if tree.keywords or len(tree.args) != len(wanted_kinds):
+            self.fail(f"calls {ast.unparse(tree)!r}", f"{name}({signature})")
         arguments = []
-        for argument, wanted in zip(tree.args, signature.arguments, strict=True):
+        for argument, wanted in zip(tree.args, wanted_kinds, strict=True):
             node = self.node(argument, depth=depth + 1)
-            is_literal = isinstance(argument, ast.Constant) and isinstance(argument.value, str)
-            if node.kind != wanted.removesuffix(" literal") or (wanted == "text literal" and not is_literal):
-                self.fail(f"calls {ast.unparse(tree)!r}", f"{name}({', '.join(signature.arguments)})")
+            is_wrong = wanted.endswith(" literal") and not self.is_literal(argument)
+            if is_wrong or node.kind != wanted.removesuffix(" literal"):
+                self.fail(f"calls {ast.unparse(tree)!r}", f"{name}({signature})")
             arguments.append(node.evaluate)
+        if name == "bucketize":
+            edges = [float(ast.literal_eval(argument)) for argument in tree.args[1:]]
+            if sorted(set(edges)) != edges:
+                self.fail(f"calls {ast.unparse(tree)!r}", "edges that rise, such as bucketize(n, 1, 10, 100)")
         return _Node(signature.result, lambda batch: signature.compute(*(value(batch) for value in arguments)))
 
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 from schemas.aggregation import FUNCTIONS, Aggregation, Feature, Function
 from schemas.entity import Entity
 from schemas.errors import ConfigError
-from schemas.expression import parse_expression
+from schemas.expression import Expression, names_read, parse_derivation, parse_expression
 from schemas.row import CONTEXT_COLUMNS, ENGINE_COLUMNS, TIMESTAMP
 from schemas.source import EventSource
 from schemas.time import format_duration, parse_duration_us, parse_rfc3339_us
@@ -110,6 +110,7 @@ class FeatureView:
             )
             raise ConfigError(msg)
         object.__setattr__(self, "features", completed)
+        resolve_derived(self)
 
     def _complete(self, name: str, feature: Feature | Aggregation) -> Feature:
         where = f"view {self.name}, feature {name!r}"
@@ -227,12 +228,16 @@ class FeatureView:
     def feature_schema(self) -> pa.Schema:
         """Entity key and feature columns."""
         columns = self.source.schema.arrow_schema
-        return pa.schema(
-            [
-                columns.field(self.entity.key),
-                *(pa.field(name, feature.result_type(columns)) for name, feature in self.definitions.items()),
-            ]
-        )
+        types = [
+            self.derived[name].arrow_type if feature.function == "derived" else feature.result_type(columns)
+            for name, feature in self.definitions.items()
+        ]
+        return pa.schema([columns.field(self.entity.key), *map(pa.field, self.definitions, types)])
+
+    @cached_property
+    def derived(self) -> dict[str, Expression]:
+        """Derived features in an order in which each reads only what is known by then."""
+        return resolve_derived(self)
 
     @cached_property
     def engine_schema(self) -> pa.Schema:
@@ -275,6 +280,36 @@ class FeatureView:
             return f"session, gap {self.gap}"
         sizes = sorted({f.size_us for f in self.definitions.values() if f.size_us is not None})
         return f"sliding {', '.join(format_duration(size) for size in sizes) or 'none'} every {self.slide}"
+
+
+def resolve_derived(view: FeatureView) -> dict[str, Expression]:
+    """Check the derived features of a view and put them in the order in which they can be calculated.
+
+    Raises:
+        ConfigError: One is wrong, reads an unknown name, or reads itself by way of others.
+    """
+    columns = view.source.schema.arrow_schema
+    waiting = {
+        name: dict(feature.parameters)["expression"]
+        for name, feature in view.definitions.items()
+        if feature.function == "derived"
+    }
+    known = {name: f.result_type(columns) for name, f in view.definitions.items() if name not in waiting}
+    resolved: dict[str, Expression] = {}
+    while waiting:
+        ready = [name for name, text in waiting.items() if not names_read(text) & waiting.keys()]
+        if not ready:
+            msg = (
+                f"view {view.name}: the derived features {sorted(waiting)} read each other or themselves, "
+                "expected none that hangs on itself; write one of them out in features that are not derived"
+            )
+            raise ConfigError(msg)
+        for name in ready:
+            where = f"view {view.name}, feature {name!r}"
+            schema = pa.schema(list(known.items()))
+            resolved[name] = parse_derivation(waiting.pop(name), columns=schema, where=where)
+        known |= {name: resolved[name].arrow_type for name in ready}
+    return resolved
 
 
 def hash_definition(definition: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ from schemas.time import END_OF_TIME_US, MINUS_INFINITY_US, format_rfc3339
 from schemas.view import FeatureView
 from streams.windowing.admission import Rejections
 from streams.windowing.batch import InputBatch
-from streams.windowing.plan import Plan
+from streams.windowing.plan import Plan, Scope
 from streams.windowing.result import LAST_DATETIME_US
 from streams.windowing.segment import Ints
 
@@ -67,6 +67,8 @@ class OutputTable:
 
     def __init__(self, plan: Plan, *, prefix: str) -> None:
         self._schema = plan.view.engine_schema
+        self._derived = plan.view.derived
+        self._inputs = [plan.key, *(f.name for f in plan.features if f.scope is not Scope.DERIVED)]
         self._prefix = prefix
 
     def of_batch(self, columns: dict[str, pa.Array], makers: Ints, batch: InputBatch) -> pa.Table:
@@ -90,6 +92,8 @@ class OutputTable:
         return self._lay_out(columns | made)
 
     def _lay_out(self, columns: dict[str, pa.Array]) -> pa.Table:
+        if self._derived:
+            columns |= self._derive(columns)
         watermark_us = pc.cast(columns["watermark"], pa.int64()).to_numpy()
         columns["watermark"] = pa.array(
             np.minimum(watermark_us, LAST_DATETIME_US), mask=watermark_us <= MINUS_INFINITY_US
@@ -97,6 +101,13 @@ class OutputTable:
         return pa.Table.from_arrays(
             [_canonical(columns[f.name].cast(f.type)) for f in self._schema], schema=self._schema
         )
+
+    def _derive(self, columns: dict[str, pa.Array]) -> dict[str, pa.Array]:
+        """Derived features of each row of output."""
+        table = pa.table({name: columns[name].cast(self._schema.field(name).type) for name in self._inputs})
+        for name, expression in self._derived.items():
+            table = table.append_column(name, expression.column(table))
+        return {name: table.column(name).combine_chunks() for name in self._derived}
 
 
 def _canonical(column: pa.Array) -> pa.Array:

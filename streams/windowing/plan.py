@@ -31,6 +31,7 @@ class Scope(StrEnum):
     LAST = "last"
     LIFETIME = "lifetime"
     EVENT = "event"
+    DERIVED = "derived"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +132,7 @@ class Plan:
 def compile_view(view: FeatureView) -> Plan:
     """Compile a view; its definition has been checked when it was made."""
     columns = view.source.schema.arrow_schema
-    definitions = view.definitions
+    types, definitions = view.feature_schema, view.definitions
     texts = list(dict.fromkeys(f.where for f in definitions.values() if f.where is not None))
     slide_us = view.slide_us or 0
     sizes = [f.size_us for f in definitions.values() if f.size_us is not None]
@@ -148,7 +149,7 @@ def compile_view(view: FeatureView) -> Plan:
             n_tiles=0 if feature.size_us is None else feature.size_us // tile_us,
             last=feature.last or 0,
             input_type=None if feature.column is None else columns.field(feature.column).type,
-            result_type=feature.result_type(columns),
+            result_type=types.field(name).type,
             parameters=dict(feature.parameters),
         )
 
@@ -172,6 +173,8 @@ def compile_view(view: FeatureView) -> Plan:
 def _scope(feature: Feature) -> Scope:
     if feature.function == "from_event":
         return Scope.EVENT
+    if feature.function == "derived":
+        return Scope.DERIVED
     if feature.last is not None:
         return Scope.LAST
     return Scope.LIFETIME if feature.lifetime else Scope.WINDOW

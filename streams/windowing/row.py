@@ -65,7 +65,9 @@ class RowSink:
         self._plan = plan
         self._events = [f.name for f in plan.features if f.scope is Scope.EVENT]
         self._schema = plan.view.engine_schema
-        self._columns: dict[str, list[Any]] = {name: [] for name in self._schema.names if name not in _OF_MAKER}
+        self._features = [f.name for f in plan.features if f.scope not in {Scope.EVENT, Scope.DERIVED}]
+        added_later = {*_OF_MAKER, *plan.view.derived}
+        self._columns: dict[str, list[Any]] = {name: [] for name in self._schema.names if name not in added_later}
         self._makers: list[int] = []
         self._is_early: list[bool] = []
 
@@ -87,9 +89,8 @@ class RowSink:
         columns[self._plan.key].append(key)
         for name in self._events:
             columns[name].append(features.get(name))
-        for feature in self._plan.features:
-            if feature.scope is not Scope.EVENT:
-                columns[feature.name].append(features[feature.name])
+        for name in self._features:
+            columns[name].append(features[name])
         columns["event_time"].append(event_time_us)
         columns["window_end"].append(window_us[1])
         columns["pane"].append(pane.value)

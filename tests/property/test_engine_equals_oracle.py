@@ -14,6 +14,7 @@ from schemas.aggregation import (
     approx_distinct,
     count,
     decayed_sum,
+    derived,
     distinct,
     entropy,
     first,
@@ -40,9 +41,18 @@ PREDICATES = {
     "kind == 'a'": lambda row: row["kind"] == "a",
     "n > 0 and kind is not null": lambda row: row["n"] is not None and row["n"] > 0 and row["kind"] is not None,
 }
+DERIVATIONS = {
+    "base_x / base_n": lambda row: (
+        None if row["base_x"] is None or not row["base_n"] else row["base_x"] / row["base_n"]
+    ),
+    "log1p(base_n) - 1": lambda row: math.log1p(row["base_n"]) - 1,
+    "bucketize(base_n, 2, 3.5)": lambda row: float((row["base_n"] >= 2) + (row["base_n"] >= 3.5)),
+    "base_n > 1 and base_x is not null": lambda row: row["base_n"] > 1 and row["base_x"] is not None,
+    "coalesce(d0, -1) * 2": lambda row: (-1.0 if row["d0"] is None else row["d0"]) * 2,
+}
 FILTERS = st.none() | st.sampled_from(sorted(PREDICATES))
 ENTITY = Entity("thing", key="key")
-APPROXIMATE = {"variance", "stddev", "entropy", "decayed_sum"}
+APPROXIMATE = {"variance", "stddev", "entropy", "decayed_sum", "derived"}
 
 
 @st.composite
@@ -73,6 +83,13 @@ def aggregations(draw: st.DrawFn, *, is_last: bool = False, has_window: bool = T
     return draw(st.one_of(choices))
 
 
+def with_derived(features: dict[str, Any], base: Any) -> dict[str, Any]:
+    """Add a feature for each derivation, the ones that are read last."""
+    names = {text: f"d{index}" for index, text in enumerate(DERIVATIONS)}
+    added = {name: derived(text) for text, name in names.items()}
+    return features | {"base_n": base, "base_x": sum_("x").over(lifetime=True)} | added
+
+
 @st.composite
 def views(draw: st.DrawFn, *, emit: str = "every_event") -> FeatureView:
     slide = draw(st.sampled_from([7, 10, 60]))
@@ -86,6 +103,8 @@ def views(draw: st.DrawFn, *, emit: str = "every_event") -> FeatureView:
         features["life"] = draw(aggregations(has_window=False)).over(lifetime=True)
     if draw(st.booleans()) or not features:
         features["own"] = from_event("x")
+    if draw(st.integers(0, 3)) == 0:
+        features = with_derived(features, count().over(f"{slide}s"))
     return FeatureView(
         "random",
         version=1,
@@ -113,6 +132,8 @@ def session_views(draw: st.DrawFn) -> FeatureView:
         features["life"] = draw(aggregations(has_window=False)).over(lifetime=True)
     if draw(st.booleans()):
         features["own"] = from_event("x")
+    if draw(st.integers(0, 3)) == 0:
+        features = with_derived(features, count())
     return FeatureView(
         "sessions",
         version=1,
@@ -162,7 +183,7 @@ def logs(draw: st.DrawFn, *, max_size: int = 30) -> list[Row]:
 
 def tolerance(feature: Feature, rows: list[Row]) -> float:
     """How far apart two ways of computing a feature may lie, from the size of its inputs."""
-    if feature.function == "entropy":
+    if feature.function in {"entropy", "derived"}:
         return 1e-9
     inputs = [abs(row[feature.column]) for row in rows if row[feature.column] is not None]
     largest = max((value for value in inputs if math.isfinite(value)), default=0.0)
@@ -200,7 +221,7 @@ def bits(column: pa.ChunkedArray) -> list[Any]:
 
 def check_against_oracle(view: FeatureView, rows: list[Row]) -> None:
     table, dead, results = run_engine(view, rows, close=True)
-    expected = Oracle(view, predicates=PREDICATES).run(rows, close=True)
+    expected = Oracle(view, predicates=PREDICATES, derivations=DERIVATIONS).run(rows, close=True)
     letters = [{name: row[name] for name in ("_offset", "reason", "late_by_us")} for row in to_rows(dead)]
     assert letters == expected.dead_letters
     assert_same(to_rows(table), expected.rows, view=view, rows=rows)

@@ -44,8 +44,16 @@ class Output:
 class Oracle:
     """Runs one view over one partition; as-of rows are always those of ``every_event``."""
 
-    def __init__(self, view: FeatureView, *, predicates: Predicates | None = None, partition: int = 0) -> None:
+    def __init__(
+        self,
+        view: FeatureView,
+        *,
+        predicates: Predicates | None = None,
+        derivations: Mapping[str, Callable[[Row], Any]] | None = None,
+        partition: int = 0,
+    ) -> None:
         self.view = view
+        self.derivations = derivations or {}
         self.source = view.source
         self.predicates = predicates or {}
         self.prefix = f"{view.source.topic}-{partition}-"
@@ -296,7 +304,9 @@ class Oracle:
         at = made_by["_t"] if pane == "EARLY" else end
         out: Row = {self.key: key}
         for name, feature in self.features.items():
-            if feature.function == "from_event":
+            if feature.function == "derived":
+                out[name] = self.derivations[dict(feature.parameters)["expression"]](out)
+            elif feature.function == "from_event":
                 assert feature.column is not None
                 out[name] = made_by[feature.column] if pane == "EARLY" else None
             elif not feature.is_windowed:

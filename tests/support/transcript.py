@@ -202,7 +202,7 @@ def make_feature(definition: dict[str, Any]) -> Any:
     """Make a feature from ``{aggregation: column, where, …, over | newest | lifetime}``."""
     ((name, column),) = [(n, definition.pop(n)) for n in list(definition) if n in FUNCTIONS]
     arguments = [] if column is None else [column]
-    if name == "from_event":
+    if name in {"from_event", "derived"}:
         return FUNCTIONS[name](*arguments)
     settings = {key: definition.pop(key) for key in list(definition) if key not in {"over", "newest", "lifetime"}}
     made = FUNCTIONS[name](*arguments, **settings)

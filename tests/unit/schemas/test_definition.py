@@ -11,6 +11,7 @@ from schemas.aggregation import (
     approx_distinct,
     count,
     decayed_sum,
+    derived,
     distinct,
     from_event,
     last_n,
@@ -96,6 +97,21 @@ def make_view(**settings: Any) -> FeatureView:
             {"features": {"n": approx_distinct("kind").over(last=3)}},
             r"does not run over the newest rows, expected `.over\('5m'\)` or `.over\(lifetime=True\)`",
         ),
+        (
+            {"features": {"n": count().over("5m"), "r": derived("n / m")}},
+            r"feature 'r': `derived` 'n / m' reads 'm', expected one of the columns \['n'\]",
+        ),
+        ({"features": {"r": derived("r + 1")}}, r"the derived features \['r'\] read each other or themselves"),
+        (
+            {"features": {"a": derived("b"), "b": derived("c"), "c": derived("a"), "n": count().over("5m")}},
+            r"the derived features \['a', 'b', 'c'\] read each other",
+        ),
+        ({"features": {"r": derived("")}}, "`derived` '' is empty, expected an expression over features"),
+        ({"features": {"r": derived("1 +")}}, "can't be parsed"),
+        ({"features": {"r": derived("null")}}, "is a null, expected a number, a condition or a text"),
+        ({"features": {"n": last_n("x").over(last=3), "r": derived("n")}}, "`derived` 'n' is a other, expected"),
+        ({"features": {"n": count().over("5m"), "r": derived("bucketize(n, 3, 2)")}}, "expected edges that rise"),
+        ({"features": {"n": count().over("5m"), "r": derived("bucketize(n, n)")}}, "bucketize.number, number literal"),
         ({"features": {"n": top_k("x").over("5m")}}, "top_k needs a category column, but 'x' is double"),
         (
             {"features": {"n": Feature(function="decayed_sum", column="x", size_us=60_000_000)}},
@@ -224,6 +240,28 @@ def test_a_contract_file_that_is_no_json_is_refused(tmp_path: Any, monkeypatch: 
 
 def test_a_sliding_view_takes_sizes_that_are_no_multiple_of_the_slide() -> None:
     assert make_view(features={"n": count().over("90s")}).describe_windows() == "sliding 1m30s every 1m"
+
+
+def test_a_derived_feature_has_the_type_of_its_expression_and_is_in_no_order() -> None:
+    features = {
+        "twice": derived("ratio * 2"),
+        "ratio": derived("n / m"),
+        "is_many": derived("n > 3"),
+        "kind_of": derived("lower(kind)"),
+        "n": count().over("5m"),
+        "m": sum_("n").over("5m"),
+        "kind": from_event("kind"),
+    }
+    view = make_view(features=features)
+
+    assert list(view.derived) == ["ratio", "is_many", "kind_of", "twice"]
+    assert [str(view.feature_schema.field(name).type) for name in features][:4] == [
+        "double",
+        "double",
+        "bool",
+        "string",
+    ]
+    assert view.definition_hash != make_view(features=features | {"ratio": derived("m / n")}).definition_hash
 
 
 def test_a_session_view_takes_features_without_over() -> None:

@@ -5,7 +5,20 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from schemas.aggregation import count, distinct, entropy, first, from_event, last, last_n, max_, mean, sum_, variance
+from schemas.aggregation import (
+    count,
+    derived,
+    distinct,
+    entropy,
+    first,
+    from_event,
+    last,
+    last_n,
+    max_,
+    mean,
+    sum_,
+    variance,
+)
 from schemas.entity import Entity
 from schemas.errors import SchemaMismatchError, StateVersionError, WindowingError
 from schemas.row import REJECTED_COLUMNS
@@ -124,6 +137,13 @@ def test_after_close_every_row_is_late() -> None:
     assert result.dead_letters.select(["reason", "late_by_us"]).to_pylist() == [
         {"reason": "late", "late_by_us": END_OF_TIME_US}
     ]
+
+
+def test_a_derived_feature_may_stand_alone() -> None:
+    view = make_view(features={"one": derived("1"), "is_one": derived("one == 1")})
+    table, _, _ = run_engine(view, [event(0, 1), event(1, 2)])
+
+    assert table.select(["one", "is_one"]).to_pylist() == [{"one": 1.0, "is_one": True}] * 2
 
 
 # Snapshots

@@ -12,7 +12,7 @@ from streams.windowing import WindowEngine
 from streams.windowing.hll import add_value, dump_sketch, estimate, load_sketch, new_sketch
 from tests.support.builders import Row, make_batch, make_source, run_engine
 
-N_ROWS = 6_000
+N_ROWS = 3_000
 
 
 def make_view(**settings: Any) -> FeatureView:
@@ -26,7 +26,7 @@ def make_log() -> list[Row]:
     names = ("id", "n", "x", "flag", "tags", "_broker_time", "_request_id")
     return [
         dict.fromkeys(names)
-        | {"key": "a", "at": offset // 100 - chance.choice([0, 0, 3]), "_offset": offset}
+        | {"key": "a", "at": offset // 50 - chance.choice([0, 0, 3]), "_offset": offset}
         | {"kind": f"k{chance.randrange(10_000)}"}
         for offset in range(N_ROWS)
     ]
@@ -51,13 +51,13 @@ def make_log() -> list[Row]:
 def test_many_values_are_estimated_well_and_the_same_for_every_cut(settings: dict[str, Any]) -> None:
     view, rows = make_view(**settings), make_log()
     whole, _, _ = run_engine(view, rows, close=True)
-    parts, _, _ = run_engine(view, rows, splits=range(0, N_ROWS, 611), restore=True, close=True)
+    parts, _, _ = run_engine(view, rows, splits=range(0, N_ROWS, 311), restore=True, close=True)
 
     assert parts.equals(whole)
     exact = whole.column("exact").to_pylist()
-    assert max(exact) > 2_000
-    for estimate, truth in zip(whole.column("estimate").to_pylist(), exact, strict=True):
-        assert estimate == pytest.approx(truth, rel=0.07)
+    assert max(exact) > 1_000
+    for estimated, truth in zip(whole.column("estimate").to_pylist(), exact, strict=True):
+        assert estimated == pytest.approx(truth, rel=0.07)
 
 
 def test_a_sketch_is_small_however_many_values_it_has_seen() -> None:
