@@ -192,8 +192,8 @@ class Demo:
 
         def is_drained(samples: Samples) -> bool:
             nonlocal settled
-            lags = [samples.total("headrace_consumer_lag_records", role=name) for name in self._group_names(roles)]
-            settled = settled + 1 if not any(lags) and self._raw_is_done() else 0
+            lags = {str(role): samples.total("headrace_consumer_lag_records", role=str(role)) for role in roles}
+            settled = settled + 1 if not any(lags.values()) and self._raw_is_done() else 0
             if time.monotonic() > deadline:
                 logs = self._settings.home / "logs"
                 msg = f"the workers still lag by {lags} records after {_DRAIN_S:.0f} s; see {logs}"
@@ -205,10 +205,6 @@ class Demo:
     def _raw_is_done(self) -> bool:
         topics = {view.source.topic for view in self._application.views.values()}
         return all(is_caught_up(self._brokers, f"headrace.{Role.FEATURES}", topic) for topic in topics)
-
-    @staticmethod
-    def _group_names(roles: Sequence[Role]) -> list[str]:
-        return [f"scoring.{LATE_ARRIVAL.name}" if role is Role.SCORING else str(role) for role in roles]
 
     def _watch(
         self, is_done: Callable[[Samples], bool], *, board: Scoreboard | None, leaves_table: bool = True

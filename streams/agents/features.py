@@ -73,7 +73,12 @@ class FeaturesWorker:
             start_offsets=self._restore,
         )
         self.app = create_app(
-            "features", brokers=brokers, options=options, metrics=metrics, commit_interval_s=commit_interval_s
+            "features",
+            brokers=brokers,
+            options=options,
+            metrics=metrics,
+            commit_interval_s=commit_interval_s,
+            views={topic: [view.name for view in views] for topic, views in self._views.items()},
         )
         self._lock = options.lock
         self._epoch = Epoch(

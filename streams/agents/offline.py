@@ -148,6 +148,7 @@ class OfflineWorker:
                 partition=tp[1],
                 offsets=(int(gathered.offsets[0][0]), int(gathered.offsets[-1][-1]) + 1),
                 rows=gathered.n_rows,
+                output_rows=result.rows,
                 started_us=started_us,
             )
 

@@ -79,6 +79,7 @@ class OnlineWorker:
             partition=batch.partition,
             offsets=(int(batch.offsets[0]), batch.next_offset),
             rows=rows.num_rows,
+            output_rows=result.written,
             started_us=started_us,
         )
 

@@ -86,21 +86,26 @@ class ScoringWorker:
         self._released = asyncio.Event()
         # A batch was left out, so that scores of parts of a chunk may be in the open epoch.
         self._is_cut = False
-        role = f"scoring.{model.name}"
+        group = f"scoring.{model.name}"
         options = ConsumerOptions(
-            kafka=consumer_config(role, brokers=brokers),
+            kafka=consumer_config(group, brokers=brokers),
             commit=self._commit,
             prepare=self._begin,
             release=self._release,
         )
         self.app = create_app(
-            role, brokers=brokers, options=options, metrics=metrics, commit_interval_s=commit_interval_s
+            "scoring",
+            brokers=brokers,
+            options=options,
+            metrics=metrics,
+            commit_interval_s=commit_interval_s,
+            group=group,
         )
         self._lock = options.lock
         self._arrived = asyncio.Event()
         self._epoch = Epoch(
             {"bootstrap.servers": brokers},
-            transactional_id=f"headrace.{role}.{worker_id}",
+            transactional_id=f"headrace.{group}.{worker_id}",
             group_metadata=lambda: self.app.consumer.poller.group_metadata,
         )
         consume(self.app, view.topic, self._handle, lock=options.lock)

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import os
 import threading
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, Final
 
@@ -21,7 +21,14 @@ DRAIN_S: Final = 12.0
 
 
 def create_app(
-    role: str, *, brokers: str, options: ConsumerOptions, metrics: Metrics, commit_interval_s: float
+    role: str,
+    *,
+    brokers: str,
+    options: ConsumerOptions,
+    metrics: Metrics,
+    commit_interval_s: float,
+    group: str | None = None,
+    views: Mapping[str, Sequence[str]] | None = None,
 ) -> faust.App:
     """Make the Faust app of a role.
 
@@ -29,14 +36,16 @@ def create_app(
     own. Its producer stays the stock one (aiokafka); rows leave in epochs.
 
     Args:
-        role: features, online, offline or scoring; the consumer group is ``headrace.<role>``.
+        role: features, online, offline or scoring.
         brokers: ``host:port[,host:port]``.
         options: How offsets are committed and where partitions start.
         metrics: Where the consumer lag goes.
         commit_interval_s: Seconds between commits.
+        group: The consumer group is ``headrace.<group>``; the role when left out.
+        views: Names of the views whose watermarks the role reports, by topic.
     """
     app = faust.App(
-        f"headrace.{role}",
+        f"headrace.{group or role}",
         broker_consumer=f"headrace://{brokers}",
         broker_producer=f"kafka://{brokers}",
         broker_commit_interval=commit_interval_s,
@@ -64,20 +73,25 @@ def create_app(
         for (topic, partition), records in app.consumer.lags().items():
             metrics.consumer_lag(role, topic=topic, partition=partition, records=records)
 
+    @app.on_partitions_revoked.connect  # type: ignore[untyped-decorator]
+    async def forget_gauges(_: faust.App, revoked: set[Any], **__: Any) -> None:
+        # Else what the new owner reports would stand beside what stands still here.
+        for tp in revoked:
+            reported = (views or {}).get(tp.topic, ())
+            metrics.forget_partition(role, topic=tp.topic, partition=tp.partition, views=reported)
+
     return app
 
 
-def consumer_config(
-    role: str, *, brokers: str, kafka: Mapping[str, Any] | None = None, latest: bool = False
-) -> dict[str, Any]:
-    """Librdkafka configuration of a role's consumer: committed data only, offsets committed by the worker alone."""
+def consumer_config(group: str, *, brokers: str) -> dict[str, Any]:
+    """Librdkafka configuration of a worker's consumer: committed data only, offsets committed by the worker alone."""
     return {
         "bootstrap.servers": brokers,
-        "group.id": f"headrace.{role}",
-        "client.id": f"headrace-{role}",
+        "group.id": f"headrace.{group}",
+        "client.id": f"headrace-{group}",
         "enable.auto.commit": False,
         "enable.auto.offset.store": False,
-        "auto.offset.reset": "latest" if latest else "earliest",
+        "auto.offset.reset": "earliest",
         "isolation.level": "read_committed",
         "enable.partition.eof": True,
         "partition.assignment.strategy": "range",
@@ -87,7 +101,6 @@ def consumer_config(
         "fetch.wait.max.ms": 20,
         "reconnect.backoff.ms": 500,
         "queued.max.messages.kbytes": 65_536,
-        **(kafka or {}),
     }
 
 
