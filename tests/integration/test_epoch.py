@@ -266,13 +266,12 @@ async def test_the_broker_may_be_started_again_between_epochs(make_services: Cal
         await epoch.start()
         await epoch.write(stage.output, key=None, value=b"before")
         await epoch.commit({(stage.source, 0): 1})
-        for offset in (2, 3):
-            services.kill("kafka")
-            services.start("kafka")
-            await epoch.write(stage.output, key=None, value=str(offset).encode())
-            await epoch.commit({(stage.source, 0): offset})
-        assert stage.values() == [b"before", b"2", b"3"]
-        assert stage.committed() == 3
+        services.kill("kafka")
+        services.start("kafka")
+        await epoch.write(stage.output, key=None, value=b"after")
+        await epoch.commit({(stage.source, 0): 2})
+        assert stage.values() == [b"before", b"after"]
+        assert stage.committed() == 2
 
 
 async def test_a_broker_that_cannot_be_reached_is_an_error_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
