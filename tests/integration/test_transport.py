@@ -13,7 +13,8 @@ from typing import Any
 
 import faust
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import ConsumerGroupState, Producer
+from confluent_kafka.admin import AdminClient
 from prometheus_client import CollectorRegistry
 
 from infra.local.process import ProcessIdentity, exit_code, spawn, wait_until
@@ -240,6 +241,7 @@ def copiers(kafka: str, topic: str, output: str, tmp_path: Path) -> Iterator[Cop
 def test_workers_that_join_leave_and_die_under_load_copy_each_record_once(
     kafka: str, topic: str, output: str, copiers: Copiers, tmp_path: Path
 ) -> None:
+    admin = AdminClient({"bootstrap.servers": kafka})
     sent = [0] * N_PARTITIONS
     stop = threading.Event()
 
@@ -258,6 +260,15 @@ def test_workers_that_join_leave_and_die_under_load_copy_each_record_once(
         target = n_copied() + more
         assert wait_until(lambda: n_copied() >= target, timeout_s=TIMEOUT_S), f"nothing is copied; see {tmp_path}"
 
+    def until_members(n: int) -> None:
+        """Wait until the group is at rest with ``n`` members."""
+
+        def is_stable() -> bool:
+            group = admin.describe_consumer_groups([copiers.group])[copiers.group].result(TIMEOUT_S)
+            return group.state == ConsumerGroupState.STABLE and len(group.members) == n
+
+        assert wait_until(is_stable, timeout_s=TIMEOUT_S), f"the group has not come to {n} members; see {tmp_path}"
+
     def n_copied() -> int:
         return sum(committed_offsets(kafka, copiers.group, topic).values())
 
@@ -268,8 +279,10 @@ def test_workers_that_join_leave_and_die_under_load_copy_each_record_once(
         until_copied(500)
         copiers.start("two")  # joins
         copiers.start("three")
+        until_members(3)
         until_copied(1_000)
         assert copiers.end("one") == 0  # leaves
+        until_members(2)
         until_copied(1_000)
         copiers.kill("two")  # dies
         copiers.start("two")  # comes back, and undoes what it left open
