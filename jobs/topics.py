@@ -14,7 +14,7 @@ from streams.transport.epoch import MAX_RECORD_BYTES
 
 _TIMEOUT_S = 15.0
 # A dead letter is the raw record, which may be as large as a topic takes, and headers.
-_DEAD_LETTERS = {"max.message.bytes": str(MAX_RECORD_BYTES)}
+_LARGE_RECORDS = {"max.message.bytes": str(MAX_RECORD_BYTES)}
 _COMPACTED = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.1"}
 
 
@@ -41,14 +41,14 @@ def plan_topics(views: Sequence[FeatureView], models: Sequence[ModelSpec]) -> li
     for view in views:
         source = view.source.topic
         topics[view.source.dead_letter_topic] = Topic(
-            name=view.source.dead_letter_topic, like=source, config=_DEAD_LETTERS
+            name=view.source.dead_letter_topic, like=source, config=_LARGE_RECORDS
         )
-        topics[view.topic] = Topic(name=view.topic, like=source)
+        topics[view.topic] = Topic(name=view.topic, like=source, config=_LARGE_RECORDS)
         topics[state_topic(view.name)] = Topic(name=state_topic(view.name), like=source, config=_COMPACTED)
     for model in models:
         trigger = f"features.{model.trigger.name}"
-        topics[model.topic] = Topic(name=model.topic, like=trigger)
-        topics[model.dead_letter_topic] = Topic(name=model.dead_letter_topic, like=trigger, config=_DEAD_LETTERS)
+        topics[model.topic] = Topic(name=model.topic, like=trigger, config=_LARGE_RECORDS)
+        topics[model.dead_letter_topic] = Topic(name=model.dead_letter_topic, like=trigger, config=_LARGE_RECORDS)
     return list(topics.values())
 
 

@@ -41,9 +41,10 @@ def up(
         services.up(SERVICE_NAMES, on_ready=lambda s: console.print(f"{s.name} {s.address}", highlight=False))
         planned = plan_topics(list(application.views.values()), list(application.models.values()))
         ensure_topics(settings.address("kafka"), planned)
-        supervisor.start(list(Role))
-        for role, port in ports.items():
-            console.print(f"worker {role}: metrics on http://127.0.0.1:{port}/metrics", highlight=False)
+        roles = [role for role in Role if role is not Role.SCORING or application.models]
+        supervisor.start(roles)
+        for role in roles:
+            console.print(f"worker {role}: metrics on http://127.0.0.1:{ports[role]}/metrics", highlight=False)
         console.print(f"Logs are in {settings.home / 'logs'}. Ctrl-C ends everything.", highlight=False)
         while not ended.wait(1.0):
             for line in supervisor.check():

@@ -20,7 +20,7 @@ from streams.decoding import arrival_times_us, decode
 from streams.windowing.engine import WindowEngine
 from streams.windowing.result import StepCounts
 
-_OF_ONE_VIEW = frozenset({Reason.MISSING_KEY, Reason.LATE, Reason.OVERFLOW})
+_OF_ONE_VIEW = frozenset({Reason.MISSING_KEY, Reason.DUPLICATE, Reason.LATE, Reason.OVERFLOW})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 import pyarrow as pa
@@ -84,7 +84,7 @@ class ScoringWorker:
         self._is_connected = False
         self._connecting = asyncio.Lock()
         self._released = asyncio.Event()
-        # A batch was left out, so that scores of parts of a chunk may be in the open epoch.
+        # A batch was left out: what came after it must not be written either, since its offsets come later.
         self._is_cut = False
         group = f"scoring.{model.name}"
         options = ConsumerOptions(
@@ -122,23 +122,20 @@ class ScoringWorker:
         # From here on a batch that waits for a service gives up: who has its partition next scores it.
         self._released.set()
         async with self._lock:
-            if not lost and not self._is_cut and (batch := self._batcher.take()) is not None:
-                await self._score_unless_released(batch)
+            if not lost and (batch := self._batcher.take()) is not None:
+                await self._score_unless_released([batch])
             self._batcher = self._new_batcher()
-            if self._is_cut:
-                await self._epoch.abort()
-            return not self._is_cut
+            return True
 
     async def _handle(self, event: Any) -> None:
         if self._released.is_set():
             return
         rows = decode_feature_rows(event.value, self._view)
-        full = self._batcher.add(rows, chunk=event, now_us=time.monotonic_ns() // 1_000)
-        for batch in full:
-            await self._score_unless_released(batch)
+        batches = self._batcher.add(rows, chunk=event, now_us=time.monotonic_ns() // 1_000)
         # A commit must never cut through a chunk: what a full batch has left of it goes at once.
-        if full and (rest := self._batcher.take()) is not None:
-            await self._score_unless_released(rest)
+        if batches and (rest := self._batcher.take()) is not None:
+            batches.append(rest)
+        await self._score_unless_released(batches)
         self._arrived.set()
 
     async def _score_when_due(self) -> None:
@@ -155,25 +152,32 @@ class ScoringWorker:
                 async with self._lock:
                     batch = self._batcher.take_due(time.monotonic_ns() // 1_000)
                     if batch is not None:
-                        await self._score_unless_released(batch)
+                        await self._score_unless_released([batch])
         except Exception as exc:
             logger.exception("scoring failed")
             await fail(self.app, exc)
             raise
 
-    async def _score_unless_released(self, batch: MicroBatch[Any]) -> None:
-        """Score a batch, or note that it, and any batch after it, was left out as its partitions go."""
+    async def _score_unless_released(self, batches: Sequence[MicroBatch[Any]]) -> None:
+        """Score batches and write all of them, or none, where their partitions go before they are scored."""
         if self._is_cut:
             return
         try:
             await self._until_connected()
-            await self._score(batch)
+            made = [await self._score(batch) for batch in batches]
         except _ReleasedError:
             self._is_cut = True
+            return
+        for batch, (scored, started_us) in zip(batches, made, strict=True):
+            await self._write(batch, scored, started_us=started_us)
 
-    async def _score(self, batch: MicroBatch[Any]) -> None:
+    async def _score(self, batch: MicroBatch[Any]) -> tuple[Scored, int]:
         started_us, started = time.time_ns() // 1_000, time.perf_counter()
-        scored = await self._until_available(lambda: self._scorer.score(batch.rows, now_us=started_us))
+        scored = await self._until_available(lambda: self._scorer.score(batch.rows, now_us=time.time_ns() // 1_000))
+        self._measure(scored, n_rows=batch.rows.num_rows, seconds=time.perf_counter() - started)
+        return scored, started_us
+
+    async def _write(self, batch: MicroBatch[Any], scored: Scored, *, started_us: int) -> None:
         await self._epoch.write_rows(
             self._model.topic,
             partition=None,
@@ -193,7 +197,6 @@ class ScoringWorker:
                 started_us=started_us,
                 model_version=self._served.version,
             )
-        self._measure(scored, n_rows=batch.rows.num_rows, seconds=time.perf_counter() - started)
 
     async def _write_dead_letters(self, rows: pa.Table, dead_letters: pa.Table) -> None:
         if not dead_letters.num_rows:
