@@ -155,6 +155,8 @@ class PollThread:
                 function, future = self._calls.get_nowait()
             except queue.Empty:
                 return
+            if not future.set_running_or_notify_cancel():
+                continue
             try:
                 future.set_result(function(consumer))
             except Exception as exc:
