@@ -32,7 +32,9 @@ class OnlineFeatures(Protocol):
 class EpochWriter(Protocol):
     """Writes into the open epoch: readers of committed data see all of an epoch or nothing."""
 
-    number: int
+    def begin(self) -> int:
+        """Open the epoch unless it is open; returns its number, which rises from one to the next."""
+        ...
 
     async def write(
         self,

@@ -41,9 +41,10 @@ def state_topic(view: str) -> str:
 async def write_snapshot(epoch: EpochWriter, view: str, *, partition: int, snapshot: Snapshot) -> None:
     """Write a snapshot into the open epoch."""
     chunks = [snapshot.state[at : at + _CHUNK_BYTES] for at in range(0, len(snapshot.state), _CHUNK_BYTES)] or [b""]
+    snapshot_number = epoch.begin()
     for number, chunk in enumerate(chunks):
         headers = [
-            ("snapshot", str(epoch.number).encode()),
+            ("snapshot", str(snapshot_number).encode()),
             ("chunks", str(len(chunks)).encode()),
             ("next_offset", str(snapshot.next_offset).encode()),
         ]
@@ -77,6 +78,9 @@ def read_snapshot(kafka: Mapping[str, Any], view: str, *, partition: int) -> Sna
     newest: dict[int, Message] = {}
     newest_number = -1
     try:
+        found = consumer.list_topics(state_topic(view), timeout=_READ_TIMEOUT_S).topics[state_topic(view)]
+        if found.error is not None:
+            raise KafkaException(found.error)
         consumer.assign([TopicPartition(state_topic(view), partition, OFFSET_BEGINNING)])
         while True:
             messages = consumer.consume(1, _READ_TIMEOUT_S)

@@ -1,4 +1,5 @@
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,9 @@ from streams.state.changelog import Snapshot, read_snapshot, state_topic, write_
 class FakeEpoch:
     number: int = 1
     records: list[dict[str, Any]] = field(default_factory=list)
+
+    def begin(self) -> int:
+        return self.number
 
     async def write(self, topic: str, **record: Any) -> None:
         self.records.append({"topic": topic, **record})
@@ -51,10 +55,15 @@ END = Record({}, KafkaError(KafkaError._PARTITION_EOF))
 
 
 class FakeConsumer:
-    def __init__(self, records: list[Record]) -> None:
+    def __init__(self, records: list[Record], topic_error: KafkaError | None) -> None:
         self.records = records
+        self.topic_error = topic_error
         self.assigned: Any = None
         self.is_closed = False
+
+    def list_topics(self, topic: str, *, timeout: float) -> Any:
+        assert timeout
+        return SimpleNamespace(topics={topic: SimpleNamespace(error=self.topic_error)})
 
     def assign(self, partitions: Any) -> None:
         self.assigned = [(tp.topic, tp.partition) for tp in partitions]
@@ -67,14 +76,16 @@ class FakeConsumer:
         self.is_closed = True
 
 
-def read(monkeypatch: pytest.MonkeyPatch, records: list[Record]) -> Snapshot | None:
-    consumer = FakeConsumer(records)
+def read(
+    monkeypatch: pytest.MonkeyPatch, records: list[Record], *, topic_error: KafkaError | None = None
+) -> Snapshot | None:
+    consumer = FakeConsumer(records, topic_error)
     monkeypatch.setattr(changelog, "Consumer", lambda _: consumer)
     try:
         return read_snapshot({}, "v", partition=2)
     finally:
         assert consumer.is_closed
-        assert consumer.assigned == [("state.v", 2)]
+        assert consumer.assigned == (None if topic_error else [("state.v", 2)])
 
 
 async def written(snapshot: Snapshot, *, number: int = 1) -> list[Record]:
@@ -135,3 +146,5 @@ def test_a_broker_that_says_nothing_is_an_error_and_no_empty_state(monkeypatch: 
 def test_an_error_of_the_broker_is_an_error_and_no_empty_state(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(KafkaException):
         read(monkeypatch, [Record({}, KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART))])
+    with pytest.raises(KafkaException):
+        read(monkeypatch, [], topic_error=KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART))

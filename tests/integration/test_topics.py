@@ -1,0 +1,120 @@
+"""Topics on a real Kafka, as the definitions want them, and reading them."""
+
+import uuid
+from typing import Any
+
+import numpy as np
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
+
+from jobs import topics as topics_module
+from jobs.topic_reader import end_offsets, read_topic
+from jobs.topics import Topic, ensure_topics, plan_topics
+from schemas.errors import ConfigError, ServiceError
+from schemas.source import EventSource
+from schemas.view import FeatureView
+from tests.support.feature_rows import make_view
+from tests.support.kafka import TIMEOUT_S, make_topic, produce
+
+NOBODY = "127.0.0.1:9"
+
+
+def name() -> str:
+    return f"test.{uuid.uuid4().hex[:8]}"
+
+
+def partition_counts(kafka: str, *names: str) -> dict[str, int]:
+    found = AdminClient({"bootstrap.servers": kafka}).list_topics(timeout=TIMEOUT_S).topics
+    return {topic: len(found[topic].partitions) for topic in names}
+
+
+def configuration(kafka: str, topic: str) -> dict[str, Any]:
+    resource = ConfigResource(ResourceType.TOPIC, topic)
+    admin = AdminClient({"bootstrap.servers": kafka})
+    described = admin.describe_configs([resource])[resource].result(TIMEOUT_S)
+    return {key: entry.value for key, entry in described.items()}
+
+
+def test_missing_topics_are_made_with_the_partitions_of_their_source(kafka: str) -> None:
+    raw, features = name(), name()
+    planned = [Topic(name=raw), Topic(name=features, like=raw, config={"cleanup.policy": "compact"})]
+    assert ensure_topics(kafka, planned, partitions=3) == [raw, features]
+    assert partition_counts(kafka, raw, features) == {raw: 3, features: 3}
+    assert configuration(kafka, features)["cleanup.policy"] == "compact"
+
+
+def test_what_is_there_stays_as_it_is(kafka: str) -> None:
+    raw, features = make_topic(kafka, partitions=2), name()
+    planned = [Topic(name=raw), Topic(name=features, like=raw)]
+    assert ensure_topics(kafka, planned, partitions=5) == [features]
+    assert ensure_topics(kafka, planned, partitions=5) == []
+    assert partition_counts(kafka, raw, features) == {raw: 2, features: 2}
+
+
+def test_a_topic_with_other_partitions_than_its_source_is_refused_and_nothing_is_made(kafka: str) -> None:
+    raw, features, other = make_topic(kafka, partitions=2), make_topic(kafka, partitions=3), name()
+    planned = [Topic(name=raw), Topic(name=other, like=raw), Topic(name=features, like=raw)]
+    with pytest.raises(ConfigError, match=f"{features} has 3 partitions, expected 2 as {raw} has"):
+        ensure_topics(kafka, planned)
+    assert other not in AdminClient({"bootstrap.servers": kafka}).list_topics(timeout=TIMEOUT_S).topics
+
+
+def test_the_topics_of_a_view_are_made(kafka: str) -> None:
+    base = make_view(f"view_{uuid.uuid4().hex[:8]}")
+    source = EventSource(name(), contract=base.source.contract)
+    view = FeatureView(
+        base.name, version=1, entity=base.entity, source=source, slide="1m", features=dict(base.definitions)
+    )
+    made = ensure_topics(kafka, plan_topics([view], []), partitions=2)
+    assert made == [source.topic, f"dlq.{source.topic}", f"features.{view.name}", f"state.{view.name}"]
+    assert set(partition_counts(kafka, *made).values()) == {2}
+    assert configuration(kafka, f"state.{view.name}")["cleanup.policy"] == "compact"
+    assert int(configuration(kafka, f"dlq.{source.topic}")["max.message.bytes"]) > 1_048_588
+
+
+def test_a_broker_that_cannot_be_reached_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(topics_module, "_TIMEOUT_S", 0.3)
+    with pytest.raises(ServiceError, match=r"127\.0\.0\.1:9 .*services up"):
+        ensure_topics(NOBODY, [Topic(name="t")])
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_topic_is_read_to_its_end(kafka: str) -> None:
+    topic = make_topic(kafka, partitions=2)
+    producer = Producer({"bootstrap.servers": kafka})
+    for number in range(100):
+        producer.produce(topic, key=b"k", value=str(number).encode(), headers=[("h", b"x")], timestamp=number + 1)
+    producer.flush(TIMEOUT_S)
+    batches = list(read_topic(kafka, topic))
+    assert sorted(int(value or b"") for batch in batches for value in batch.values) == list(range(100))
+    assert {header for batch in batches for headers in batch.headers for header in headers or ()} == {("h", b"x")}
+    assert sum(end_offsets(kafka, topic).values()) == 100
+    for batch in batches:
+        assert np.array_equal(batch.broker_time_us, [(int(value or b"") + 1) * 1_000 for value in batch.values])
+
+
+def test_reading_may_start_in_the_middle(kafka: str) -> None:
+    topic = make_topic(kafka, partitions=2)
+    for partition in range(2):
+        produce(kafka, topic, [b"%d" % number for number in range(10)], partition=partition)
+    offsets = {
+        (batch.partition, offset)
+        for batch in read_topic(kafka, topic, start_offsets={0: 7})
+        for offset in batch.offsets.tolist()
+    }
+    assert offsets == {(0, 7), (0, 8), (0, 9), *((1, offset) for offset in range(10))}
+
+
+def test_an_empty_topic_has_nothing(kafka: str) -> None:
+    topic = make_topic(kafka, partitions=2)
+    assert list(read_topic(kafka, topic)) == []
+    assert end_offsets(kafka, topic) == {0: 0, 1: 0}
+
+
+@pytest.mark.parametrize("read", [lambda kafka, topic: list(read_topic(kafka, topic)), end_offsets])
+def test_a_topic_that_is_not_there_is_an_error(kafka: str, read: Any) -> None:
+    with pytest.raises(ServiceError, match=r"test\.none at .* cannot be read"):
+        read(kafka, "test.none")
