@@ -36,9 +36,11 @@ def up(
     for caught in (signal.SIGINT, signal.SIGTERM):
         signal.signal(caught, lambda *_: ended.set())
     ports = {role: settings.metrics_port + number for number, role in enumerate(Role)}
-    supervisor = Supervisor(settings.home, environment=os.environ, ports=ports, log_level=log_level)
+    addresses = services.up(SERVICE_NAMES, on_ready=lambda s: console.print(f"{s.name} {s.address}", highlight=False))
+    # Told the addresses, a worker that starts while a service is away waits for it, and does not miss a setting.
+    told = {f"HEADRACE_{name.upper()}": addresses.get(name) or "" for name in SERVICE_NAMES}
+    supervisor = Supervisor(settings.home, environment={**os.environ, **told}, ports=ports, log_level=log_level)
     try:
-        services.up(SERVICE_NAMES, on_ready=lambda s: console.print(f"{s.name} {s.address}", highlight=False))
         planned = plan_topics(list(application.views.values()), list(application.models.values()))
         ensure_topics(settings.address("kafka"), planned)
         roles = [role for role in Role if role is not Role.SCORING or application.models]

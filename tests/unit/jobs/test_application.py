@@ -1,0 +1,101 @@
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from jobs.application import load_application
+from schemas.errors import ConfigError
+
+WriteModule = Callable[[str], str]
+
+DEFINITIONS = """
+from streams import Entity, EventSource, FeatureView, count
+
+user = Entity("user", key="user_id")
+shop = EventSource("shop.events", contract="shop_event@1")
+
+
+def view(name, version=1, slide="1m"):
+    return FeatureView(
+        name, version=version, entity=user, source=shop, slide=slide, features={"n": count().over("5m")}
+    )
+"""
+
+
+@pytest.fixture
+def write_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WriteModule:
+    """Write a module of its own name to the working directory."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    numbers = iter(range(100))
+
+    def write(text: str) -> str:
+        name = f"application_{tmp_path.name}_{next(numbers)}"
+        (tmp_path / f"{name}.py").write_text(DEFINITIONS + text)
+        return name
+
+    return write
+
+
+def test_the_application_that_ships_loads() -> None:
+    application = load_application("jobs.flights")
+    assert list(application.views) == ["airport_departures", "carrier_departures", "aircraft_landings"]
+    assert list(application.models) == ["late_arrival"]
+    assert application.view("airport_departures").name == "airport_departures"
+
+
+def test_views_are_those_listed(write_module: WriteModule) -> None:
+    application = load_application(write_module('a, b = view("a"), view("b")\nVIEWS = [b]'))
+    assert list(application.views) == ["b"]
+    assert application.models == {}
+
+
+def test_a_file_may_be_named(write_module: WriteModule, tmp_path: Path) -> None:
+    name = write_module('VIEWS = [view("a")]')
+    assert list(load_application(str(tmp_path / f"{name}.py")).views) == ["a"]
+
+
+def test_a_view_that_is_not_there_is_named_beside_those_that_are() -> None:
+    with pytest.raises(ConfigError, match=r"'nope' is not defined in jobs\.flights.*'aircraft_landings'"):
+        load_application("jobs.flights").view("nope")
+
+
+@pytest.mark.parametrize("module", ["no.such.module", "no_such_file.py"])
+def test_a_module_that_is_not_there_is_an_error(module: str) -> None:
+    with pytest.raises(ConfigError, match="cannot be imported"):
+        load_application(module)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("VIEWS = []", "defines views"),
+        ('VIEWS = ["airport_departures"]', "defines views"),
+        ('VIEWS = [view("a"), view("a", version=2)]', "a view name twice"),
+    ],
+)
+def test_views_that_are_none_or_ambiguous_are_an_error(write_module: WriteModule, text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_application(write_module(text))
+
+
+def test_a_module_without_definitions_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="defines views"):
+        load_application("json")
+
+
+def test_a_model_over_another_version_of_a_view_is_an_error(write_module: WriteModule) -> None:
+    text = """
+from dataclasses import replace
+from jobs.flights import MODELS
+from jobs.flights.views import VIEWS as _VIEWS
+
+VIEWS = [replace(_VIEWS[0], version=99), *_VIEWS[1:]]
+"""
+    with pytest.raises(ConfigError, match="airport_departures"):
+        load_application(write_module(text))
+
+
+def test_an_error_inside_a_module_is_not_taken_for_its_absence(write_module: WriteModule) -> None:
+    with pytest.raises(ZeroDivisionError):
+        load_application(write_module("1 / 0"))

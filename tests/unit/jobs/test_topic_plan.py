@@ -1,0 +1,39 @@
+from jobs.flights import MODELS, VIEWS
+from jobs.topics import Topic, plan_topics
+from tests.support.feature_rows import make_view
+
+
+def by_name(topics: list[Topic]) -> dict[str, Topic]:
+    return {topic.name: topic for topic in topics}
+
+
+def test_a_view_has_its_source_and_dead_letters_rows_and_state_with_as_many_partitions() -> None:
+    topics = by_name(plan_topics([make_view()], []))
+    assert list(topics) == ["store.events", "dlq.store.events", "features.user_activity", "state.user_activity"]
+    assert topics["store.events"].like is None
+    assert {topic.like for name, topic in topics.items() if name != "store.events"} == {"store.events"}
+
+
+def test_state_is_compacted_and_dead_letters_may_be_larger_than_records() -> None:
+    topics = by_name(plan_topics([make_view()], []))
+    assert topics["state.user_activity"].config["cleanup.policy"] == "compact"
+    assert int(topics["dlq.store.events"].config["max.message.bytes"]) > 1_048_588
+    assert "cleanup.policy" not in topics["features.user_activity"].config
+
+
+def test_views_over_one_topic_share_it() -> None:
+    names = [topic.name for topic in plan_topics([make_view("a"), make_view("b")], [])]
+    assert names.count("store.events") == names.count("dlq.store.events") == 1
+    assert {"features.a", "features.b", "state.a", "state.b"} <= set(names)
+
+
+def test_a_model_has_topics_for_scores_and_dead_letters_as_its_trigger_has() -> None:
+    topics = by_name(plan_topics(VIEWS, MODELS))
+    assert topics["scores.late_arrival"].like == "features.airport_departures"
+    assert topics["dlq.scores.late_arrival"].like == "features.airport_departures"
+
+
+def test_each_topic_comes_after_the_one_it_takes_its_partitions_from() -> None:
+    planned = plan_topics(VIEWS, MODELS)
+    for number, topic in enumerate(planned):
+        assert topic.like is None or topic.like in {earlier.name for earlier in planned[:number]}
