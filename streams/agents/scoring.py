@@ -101,6 +101,8 @@ class ScoringWorker:
             commit_interval_s=commit_interval_s,
             group=group,
         )
+        # Scoring may wait long for a service. Commits go on meanwhile: only writing keeps them off.
+        self._scoring = asyncio.Lock()
         self._lock = options.lock
         self._arrived = asyncio.Event()
         self._epoch = Epoch(
@@ -108,11 +110,11 @@ class ScoringWorker:
             transactional_id=f"headrace.{group}.{worker_id}",
             group_metadata=lambda: self.app.consumer.poller.group_metadata,
         )
-        consume(self.app, view.topic, self._handle, lock=options.lock)
+        consume(self.app, view.topic, self._handle, lock=self._scoring)
         self.app.task(self._score_when_due)
 
     async def _begin(self) -> None:
-        async with self._lock:
+        async with self._scoring, self._lock:
             await self._epoch.start()
             self._batcher = self._new_batcher()
             self._is_cut = False
@@ -121,7 +123,7 @@ class ScoringWorker:
     async def _release(self, _: set[Partition], lost: bool) -> bool:
         # From here on a batch that waits for a service gives up: who has its partition next scores it.
         self._released.set()
-        async with self._lock:
+        async with self._scoring:
             if not lost and (batch := self._batcher.take()) is not None:
                 await self._score_unless_released([batch])
             self._batcher = self._new_batcher()
@@ -149,7 +151,7 @@ class ScoringWorker:
                     await self._arrived.wait()
                     continue
                 await asyncio.sleep(max(0, due_us - time.monotonic_ns() // 1_000) / 1e6)
-                async with self._lock:
+                async with self._scoring:
                     batch = self._batcher.take_due(time.monotonic_ns() // 1_000)
                     if batch is not None:
                         await self._score_unless_released([batch])
@@ -168,8 +170,9 @@ class ScoringWorker:
         except _ReleasedError:
             self._is_cut = True
             return
-        for batch, (scored, started_us) in zip(batches, made, strict=True):
-            await self._write(batch, scored, started_us=started_us)
+        async with self._lock:
+            for batch, (scored, started_us) in zip(batches, made, strict=True):
+                await self._write(batch, scored, started_us=started_us)
 
     async def _score(self, batch: MicroBatch[Any]) -> tuple[Scored, int]:
         started_us, started = time.time_ns() // 1_000, time.perf_counter()

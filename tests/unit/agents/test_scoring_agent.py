@@ -1,0 +1,213 @@
+import asyncio
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from schemas.errors import ConfigError, InferenceUnavailableError
+from streams.agents import scoring as scoring_module
+from streams.agents.scoring import MAX_BATCH_ROWS, ScoringWorker
+from streams.inference.scorer import Scorer
+from streams.observability.metrics import Metrics
+from streams.wire import encode_rows
+from tests.support.scoring import SERVED, TRIPS, VIEWS, FakeModel, FakeReader, make_spec, make_triggers
+from tests.support.transport import make_batch
+
+SPEC = make_spec()
+
+
+class FakeEpoch:
+    def __init__(self) -> None:
+        self.rows: list[bytes] = []
+        self.letters: list[Mapping[str, Any]] = []
+        self.starts = 0
+
+    async def start(self) -> None:
+        self.starts += 1
+
+    async def write_rows(
+        self, topic: str, *, partition: int | None, keys: Sequence[bytes | None], values: Sequence[bytes]
+    ) -> None:
+        assert topic == SPEC.topic
+        self.rows += values
+
+    async def write(self, topic: str, **record: Any) -> None:
+        self.letters.append({"topic": topic, **record})
+
+
+class FakeLineage:
+    def scores_done(self, *_: Any, **__: Any) -> None:
+        pass
+
+
+class Gate:
+    """A model that answers when it is let."""
+
+    def __init__(self) -> None:
+        self.inner = FakeModel()
+        self.is_open = asyncio.Event()
+        self.is_open.set()
+        self.is_down = False
+        self.asked = asyncio.Event()
+
+    async def infer(self, features: Any, *, timeout_s: float) -> Any:
+        self.asked.set()
+        await self.is_open.wait()
+        if self.is_down:
+            msg = "no Triton"
+            raise InferenceUnavailableError(msg)
+        return await self.inner.infer(features, timeout_s=timeout_s)
+
+    async def recover(self) -> None:
+        pass
+
+
+@pytest.fixture
+async def model() -> Gate:
+    return Gate()
+
+
+@pytest.fixture
+async def worker(model: Gate, monkeypatch: pytest.MonkeyPatch) -> ScoringWorker:
+    monkeypatch.setattr(scoring_module, "_MAX_RETRY_S", 0.01)
+    monkeypatch.setattr(scoring_module, "_RELEASE_GRACE_S", 0.05)
+    scorer = Scorer(SPEC, SERVED, views=VIEWS, reader=FakeReader(), model=model, attempts=1, backoff_s=0.0)
+
+    async def connect() -> None:
+        if model.is_down:
+            msg = "no Triton"
+            raise InferenceUnavailableError(msg)
+
+    made = ScoringWorker(
+        SPEC,
+        SERVED,
+        view=TRIPS,
+        scorer=scorer,
+        connect=connect,
+        brokers="127.0.0.1:1",
+        worker_id="0",
+        metrics=Metrics(CollectorRegistry()),
+        lineage=FakeLineage(),  # type: ignore[arg-type]  # a fake
+    )
+    made._epoch = FakeEpoch()  # type: ignore[assignment]  # a fake
+    return made
+
+
+def make_event(first_offset: int, n_rows: int) -> Any:
+    rows = make_triggers(*({"request_id": f"r{first_offset + n}"} for n in range(n_rows)))
+    event = SimpleNamespace(value=make_batch(encode_rows(rows), topic=TRIPS.topic, first_offset=first_offset), acks=0)
+
+    def ack() -> None:
+        event.acks += 1
+
+    event.ack = ack
+    return event
+
+
+def written(worker: ScoringWorker) -> int:
+    return len(worker._epoch.rows)  # type: ignore[attr-defined]  # a fake
+
+
+async def handle(worker: ScoringWorker, event: Any) -> None:
+    async with worker._scoring:
+        await worker._handle(event)
+
+
+async def test_rows_wait_for_others_and_are_acknowledged_once_written(worker: ScoringWorker) -> None:
+    first, second = make_event(0, 2), make_event(2, 3)
+    await handle(worker, first)
+    await handle(worker, second)
+    assert written(worker) == 0
+    assert await worker._release({(TRIPS.topic, 0)}, False)
+    assert written(worker) == 5
+    assert (first.acks, second.acks) == (1, 1)
+
+
+async def test_a_full_batch_goes_at_once_with_what_is_left_of_its_chunk(worker: ScoringWorker) -> None:
+    event = make_event(0, MAX_BATCH_ROWS + 1)
+    await handle(worker, event)
+    assert written(worker) == MAX_BATCH_ROWS + 1
+    assert event.acks == 1
+
+
+async def test_commits_go_on_while_the_model_does_not_answer(worker: ScoringWorker, model: Gate) -> None:
+    model.is_down = True
+    event = make_event(0, MAX_BATCH_ROWS)
+    waiting = asyncio.ensure_future(handle(worker, event))
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    async with asyncio.timeout(5), worker._lock:  # as a commit does
+        assert written(worker) == 0
+    model.is_down = False
+    await asyncio.wait_for(waiting, 5)
+    assert written(worker) == MAX_BATCH_ROWS
+    assert event.acks == 1
+
+
+async def test_a_model_that_stays_away_holds_no_rebalance_up_and_writes_no_part_of_a_chunk(
+    worker: ScoringWorker, model: Gate
+) -> None:
+    await worker._until_connected()
+    answered = 0
+
+    async def answer_once(features: Any, *, timeout_s: float) -> Any:
+        nonlocal answered
+        answered += 1
+        model.asked.set()
+        if answered > 1:
+            msg = "no Triton"
+            raise InferenceUnavailableError(msg)
+        return await model.inner.infer(features, timeout_s=timeout_s)
+
+    model.infer = answer_once  # type: ignore[method-assign]  # the first part is scored, the second is not
+    event, later = make_event(0, MAX_BATCH_ROWS + 1), make_event(MAX_BATCH_ROWS + 1, 1)
+    waiting = asyncio.ensure_future(handle(worker, event))
+    await asyncio.wait_for(model.asked.wait(), 5)
+    assert await asyncio.wait_for(worker._release({(TRIPS.topic, 0)}, False), 5)
+    await waiting
+    await handle(worker, later)  # it must not overtake what was left out
+    assert written(worker) == 0
+    assert (event.acks, later.acks) == (0, 0)
+    model.infer = model.inner.infer  # type: ignore[method-assign]  # Triton is back
+    await worker._begin()
+    again = make_event(0, MAX_BATCH_ROWS + 1)
+    await handle(worker, again)
+    assert written(worker) == MAX_BATCH_ROWS + 1
+    assert again.acks == 1
+
+
+async def test_a_call_that_hangs_is_given_up_when_partitions_go(worker: ScoringWorker, model: Gate) -> None:
+    model.is_open.clear()
+    await handle(worker, make_event(0, 1))
+    assert await asyncio.wait_for(worker._release({(TRIPS.topic, 0)}, False), 5)
+    assert written(worker) == 0
+
+
+async def test_lost_partitions_are_not_scored(worker: ScoringWorker, model: Gate) -> None:
+    event = make_event(0, 1)
+    await handle(worker, event)
+    await worker._release({(TRIPS.topic, 0)}, True)
+    assert written(worker) == 0
+    assert event.acks == 0
+    assert model.inner.batches == []
+
+
+async def test_new_partitions_begin_with_a_new_epoch_and_an_empty_batch(worker: ScoringWorker) -> None:
+    await handle(worker, make_event(0, 1))
+    await worker._begin()
+    assert worker._epoch.starts == 1  # type: ignore[attr-defined]  # a fake
+    assert len(worker._batcher) == 0
+
+
+async def test_a_model_of_another_contract_ends_the_worker(worker: ScoringWorker) -> None:
+    async def refuse() -> None:
+        msg = "another file than the card describes"
+        raise ConfigError(msg)
+
+    worker._connect = refuse
+    with pytest.raises(ConfigError):
+        await worker._score_when_due()
+    assert worker.app.headrace.has_failed
+    assert isinstance(worker.app.crash_reason, ConfigError)
