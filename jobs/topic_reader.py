@@ -33,6 +33,7 @@ def read_topic(brokers: str, topic: str, *, start_offsets: Mapping[int, int] | N
         "enable.auto.commit": False,
         "isolation.level": "read_committed",
         "enable.partition.eof": True,
+        "fetch.wait.max.ms": 20,  # it is known where the end is: an empty partition need not be waited for
     }
     consumer = Consumer(config)
     try:
@@ -44,7 +45,8 @@ def read_topic(brokers: str, topic: str, *, start_offsets: Mapping[int, int] | N
         reading = set(starts)
         while reading:
             rows: dict[int, list[Any]] = {}
-            messages = consumer.consume(_BATCH_ROWS, 0.2)
+            messages = consumer.consume(1, 0.2)
+            messages += consumer.consume(_BATCH_ROWS, 0) if messages else []
             for message in messages:
                 if (error := message.error()) is None:
                     rows.setdefault(message.partition() or 0, []).append(message)

@@ -23,7 +23,7 @@ from tests.support.running import RunningPipeline, differing, running_pipeline
 
 SEED = int(os.environ.get("PYTEST_CHAOS_SEED", "0")) or random.SystemRandom().randrange(1, 10**6)
 DAY = timedelta(days=1)
-LOAD_S = 10.0
+LOAD_S = 8.0
 
 
 class Course:
@@ -33,7 +33,7 @@ class Course:
         self.pipeline = pipeline
         self.day = datetime(2013, 1, 1, tzinfo=UTC)
 
-    def load(self, *, days: int = 2, takes_s: float = LOAD_S) -> "Iterator[None]":
+    def load(self, *, days: int = 1, takes_s: float = LOAD_S) -> "Iterator[None]":
         start, self.day = self.day, self.day + days * DAY
         return self.pipeline.producing(start, self.day, takes_s=takes_s)  # type: ignore[return-value]  # a context
 

@@ -220,9 +220,11 @@ class Copiers:
         return exit_code(process.pid)
 
     def kill(self, name: str) -> None:
-        process = self.running.pop(name).process()
+        identity = self.running.pop(name)
+        process = identity.process()
         assert process is not None, f"{name} has ended by itself; see {self._logs}"
         process.send_signal(signal.SIGKILL)
+        assert wait_until(lambda: not identity.is_alive(), timeout_s=TIMEOUT_S), f"{name} survives SIGKILL"
 
 
 @pytest.fixture
