@@ -43,6 +43,7 @@ FIELD_KEYWORDS: Final = frozenset(
         "minLength",
         "maxLength",
         "pattern",
+        "$comment",
         "description",
         "title",
         "examples",
@@ -51,6 +52,8 @@ FIELD_KEYWORDS: Final = frozenset(
     }
 )
 """JSON Schema keywords that a field of a contract may use; the batch reader checks each of them."""
+ANNOTATIONS: Final = frozenset({"$comment", "title", "description", "examples"})
+"""Keywords of a field that are for its readers alone."""
 DOCUMENT_KEYWORDS: Final = frozenset(
     {"$schema", "$id", "$comment", "title", "description", "examples", "type", "properties", "required"}
 )
@@ -113,6 +116,14 @@ class Contract:
         """Tell whether JSON null is allowed as the field's value."""
         return "null" in _types(self.fields[name])
 
+    @property
+    def definition(self) -> dict[str, Any]:
+        """The rules that payloads are held to, as JSON values; equal for contracts that say the same in other words."""
+        return {
+            "fields": {name: _rules(field) for name, field in self.fields.items()},
+            "required": sorted(self.required),
+        }
+
     @cached_property
     def arrow_schema(self) -> pa.Schema:
         """Arrow schema of the decoded columns; absent and null values are both null."""
@@ -150,6 +161,22 @@ class Contract:
 def _types(field: dict[str, Any]) -> set[str]:
     declared = field.get("type", [])
     return {declared} if isinstance(declared, str) else set(declared)
+
+
+def _rules(field: dict[str, Any]) -> dict[str, Any]:
+    """Write a field's rules in the one way that all equal ones are written in."""
+    rules = {keyword: _plain(value) for keyword, value in field.items() if keyword not in ANNOTATIONS}
+    rules["type"] = sorted(_types(field))
+    if "enum" in field:
+        rules["enum"] = sorted(map(_plain, field["enum"]), key=json.dumps)
+    if "items" in field:
+        rules["items"] = _rules(field["items"])
+    return rules
+
+
+def _plain(value: Any) -> Any:
+    # 5.0 and 5 are one number to JSON Schema.
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 @cache

@@ -2,7 +2,7 @@
 
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -133,6 +133,23 @@ class EventSource:
     def plausible_until_us(self) -> int:
         """End (exclusive) of plausible event times."""
         return parse_rfc3339_us(self.plausible_until)
+
+    @property
+    def definition(self) -> dict[str, Any]:
+        """What decides which rows are admitted, and when, as JSON values; equal where the decisions are."""
+        return {
+            "topic": self.topic,
+            "event_time": self.event_time,
+            "max_out_of_orderness_us": self.max_out_of_orderness_us,
+            "idle_timeout_us": self.idle_timeout_us,
+            "idle_advance": self.idle_advance,
+            "max_future_skew_us": self.max_future_skew_us,
+            "plausible_from_us": self.plausible_from_us,
+            "plausible_until_us": self.plausible_until_us,
+            "event_id": self.event_id,
+            "dedup_window_us": self.dedup_window_us,
+            "contract": self.schema.definition,
+        }
 
     @property
     def dead_letter_topic(self) -> str:

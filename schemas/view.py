@@ -252,14 +252,21 @@ class FeatureView:
 
     @property
     def definition(self) -> dict[str, Any]:
-        """The definition alone, as JSON values.
+        """The definition alone, as JSON values: all that decides which rows are admitted and what is computed of them.
 
-        Version, owner and read-time TTL are not part of it: they do not change what is computed.
+        Version, owner and read-time TTL are not part of it, nor are the names of the entity and the contract, nor how a
+        duration or a time is spelled, nor by how many whole slides ``align_to`` is moved.
         """
         return {
-            "entity": asdict(self.entity),
-            "source": {**asdict(self.source), "fields": self.source.schema.document["properties"]},
-            "windows": [self.slide_us, self.gap_us, self.allowed_lateness_us, self.align_to_us, self.state_ttl_us],
+            "entity_key": self.entity.key,
+            "source": self.source.definition,
+            "windows": {
+                "slide_us": self.slide_us,
+                "gap_us": self.gap_us,
+                "allowed_lateness_us": self.allowed_lateness_us,
+                "align_to_us": None if self.slide_us is None else self.align_to_us % self.slide_us,
+                "state_ttl_us": self.state_ttl_us,
+            },
             "emit": self.emit,
             "features": {name: asdict(feature) for name, feature in self.definitions.items()},
         }

@@ -32,9 +32,9 @@ EVENT_FIELDS: Mapping[str, Any] = {
 """Fields of the events that most tests use; ``at`` is the event time, in seconds."""
 
 
-def make_contract(fields: Mapping[str, Any] = EVENT_FIELDS) -> str:
-    """Put a contract where it is found and return its reference; equal fields have equal references."""
-    document = {"type": "object", "properties": dict(fields)}
+def make_contract(fields: Mapping[str, Any] = EVENT_FIELDS, **more: Any) -> str:
+    """Put a contract where it is found and return its reference; equal documents have equal references."""
+    document = {"type": "object", "properties": dict(fields), **more}
     text = json.dumps(document)
     reference = f"test_{hashlib.sha256(text.encode()).hexdigest()[:12]}@1"
     with tempfile.TemporaryDirectory() as directory:
@@ -54,7 +54,7 @@ def make_source(fields: Mapping[str, Any] = EVENT_FIELDS, **settings: Any) -> Ev
         "plausible_from": "1900-01-01T00:00:00Z",
         "plausible_until": "2100-01-01T00:00:00Z",
     }
-    return EventSource("test.events", contract=make_contract(fields), **defaults | settings)
+    return EventSource("test.events", **{"contract": make_contract(fields)} | defaults | settings)
 
 
 def make_batch(view: FeatureView, rows: Iterable[Row]) -> pa.Table:

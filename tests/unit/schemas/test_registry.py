@@ -76,7 +76,7 @@ def test_a_changed_definition_under_an_old_version_is_refused(directory: Path) -
 
     assert f"view activity version 1 has the definition {changed.definition_hash}" in message
     assert f"expected {make_view().definition_hash} as recorded in {directory}" in message
-    assert 'source.max_out_of_orderness from "5s" to "2s"' in message
+    assert "source.max_out_of_orderness_us from 5000000 to 2000000" in message
     assert "features.n_5m.size_us from 300000000 to 600000000" in message
     assert "features.mean_1h is gone" in message
     assert "features.total is new" in message
