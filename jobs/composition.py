@@ -34,7 +34,7 @@ def run_worker(
     """Run the worker of a role until SIGTERM; exits the process.
 
     Raises:
-        ConfigError: A setting or definition is wrong.
+        ConfigError: A setting or definition is wrong, or the model that is loaded is another than its card describes.
         ServiceError: Kafka cannot be reached.
     """
     brokers, redis_url = settings.address("kafka"), settings.address("redis")
@@ -48,7 +48,13 @@ def run_worker(
         lineage = stack.enter_context(LineageEmitter(events, stores=stores, metrics=metrics))
         logger.info("worker %s %s: metrics on %s, lineage in %s", role, worker_id, server.url, events)
         app = _compose(role, application, settings, worker_id=worker_id, metrics=metrics, lineage=lineage)
-        run(app, log_level=log_level)
+        try:
+            run(app, log_level=log_level)
+        except SystemExit as exc:
+            # Faust ends with 1 whatever went wrong. What a new start cannot mend must not look like what it can.
+            if isinstance(app.crash_reason, ConfigError):
+                raise app.crash_reason from exc
+            raise
 
 
 def _compose(

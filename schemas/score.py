@@ -5,7 +5,6 @@ model's :class:`~schemas.model.ModelSpec`; a test holds the file to the code.
 """
 
 import json
-from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final, cast
@@ -22,7 +21,7 @@ LATENCY_STAGES: Final = {
     "queue": "feature row computed until its scoring began",
     "lookup": "read of the online store, for the whole batch",
     "inference": "call of the model server, for the whole batch, retries included",
-    "total": "event in the broker until its score was there",
+    "total": "event in the broker until its score was written; readers see it with the next commit",
 }
 """What each stage of ``latency_ms`` spans. ``features``, ``queue`` and ``total`` compare clocks of several machines."""
 
@@ -204,12 +203,6 @@ def check_recorded_schema(spec: ModelSpec, directory: Path = SCORES) -> None:
     if json.loads(path.read_bytes()) != score_json_schema(spec):
         msg = f"model {spec.name}: {path} differs from the model's contract; {remedy}"
         raise ConfigError(msg)
-
-
-def score_documents(scores: pa.Table) -> list[Mapping[str, Any]]:
-    """The scores as they stand on their topic: one JSON object each, times as RFC 3339 text in UTC."""
-    documents: list[Mapping[str, Any]] = with_text_times(scores).to_pylist()
-    return documents
 
 
 def with_text_times(table: pa.Table) -> pa.Table:

@@ -97,5 +97,9 @@ class ModelServer(Protocol):
         ...
 
     async def recover(self) -> None:
-        """Bring back a model that fails although its server answers; does nothing more than try."""
+        """Bring back a model that fails although its server answers; does nothing more than try.
+
+        Raises:
+            ConfigError: What came back is another model.
+        """
         ...

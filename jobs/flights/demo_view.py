@@ -70,12 +70,11 @@ class DemoView:
         before = self._history[0][1] if self._history else None
         for name, metric in (
             ("freshness", "headrace_freshness_seconds"),
-            ("score latency", "headrace_score_latency_seconds"),
+            ("score latency", "headrace_score_freshness_seconds"),
         ):
-            labels = {"stage": "total"} if "score" in metric else {}
-            recent = [samples.quantile(metric, q, before=before, **labels) for q in (0.5, 0.99)]
+            recent = [samples.quantile(metric, q, before=before) for q in (0.5, 0.99)]
             if recent[0] is not None and recent[1] is not None:
-                target = "readable in Redis" if "freshness" in metric else "score on its topic"
+                target = "score on its topic" if "score" in metric else "readable in Redis"
                 facts.append((name, f"event to {target}: p50 {_ms(recent[0])}, p99 {_ms(recent[1])}"))
         reasons = samples.values("headrace_dead_letters_total", "reason")
         letters = ", ".join(f"{reason} {count:,.0f}" for reason, count in sorted(reasons.items())) or "none"

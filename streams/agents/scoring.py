@@ -8,25 +8,28 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from schemas.errors import InferenceTimeoutError, InferenceUnavailableError, SinkUnavailableError
 from schemas.model import ModelSpec, ServedVersion
-from schemas.score import LATENCY_STAGES, Arm, ServedBy, with_text_times
+from schemas.score import LATENCY_STAGES, Arm, ServedBy
 from schemas.view import FeatureView
+from streams.agents.dead_letter import dead_letter_headers
 from streams.agents.online import decode_feature_rows
 from streams.agents.worker import consume, consumer_config, create_app, fail
+from streams.batch import RawBatch
 from streams.inference.batcher import MicroBatch, MicroBatcher
-from streams.inference.scorer import Scored, Scorer
+from streams.inference.scorer import Scored, Scorer, encode_scores, with_total_latency
 from streams.lineage.openlineage import LineageEmitter
 from streams.observability.metrics import Metrics
 from streams.transport.consumer import ConsumerOptions, Partition
 from streams.transport.epoch import Epoch
-from streams.wire import encode_rows
 
 logger = logging.getLogger(__name__)
 
@@ -86,6 +89,8 @@ class ScoringWorker:
         self._released = asyncio.Event()
         # A batch was left out: what came after it must not be written either, since its offsets come later.
         self._is_cut = False
+        # Of the scores in the open epoch: when their events came to the broker.
+        self._uncommitted: list[pa.ChunkedArray] = []
         group = f"scoring.{model.name}"
         options = ConsumerOptions(
             kafka=consumer_config(group, brokers=brokers),
@@ -117,6 +122,7 @@ class ScoringWorker:
         async with self._scoring, self._lock:
             await self._epoch.start()
             self._batcher = self._new_batcher()
+            self._uncommitted = []
             self._is_cut = False
             self._released.clear()
 
@@ -164,6 +170,7 @@ class ScoringWorker:
         """Score batches and write all of them, or none, where their partitions go before they are scored."""
         if self._is_cut:
             return
+        started_us = time.time_ns() // 1_000
         try:
             await self._until_connected()
             made = [await self._score(batch) for batch in batches]
@@ -171,54 +178,78 @@ class ScoringWorker:
             self._is_cut = True
             return
         async with self._lock:
-            for batch, (scored, started_us) in zip(batches, made, strict=True):
-                await self._write(batch, scored, started_us=started_us)
+            for batch, scored in zip(batches, made, strict=True):
+                await self._write(batch, scored)
+        self._tell_lineage(batches, made, started_us=started_us)
 
-    async def _score(self, batch: MicroBatch[Any]) -> tuple[Scored, int]:
-        started_us, started = time.time_ns() // 1_000, time.perf_counter()
+    async def _score(self, batch: MicroBatch[Any]) -> Scored:
+        started = time.perf_counter()
         scored = await self._until_available(lambda: self._scorer.score(batch.rows, now_us=time.time_ns() // 1_000))
-        self._measure(scored, n_rows=batch.rows.num_rows, seconds=time.perf_counter() - started)
-        return scored, started_us
+        self._metrics.batch_processed("scoring", rows=batch.rows.num_rows, seconds=time.perf_counter() - started)
+        return scored
 
-    async def _write(self, batch: MicroBatch[Any], scored: Scored, *, started_us: int) -> None:
+    async def _write(self, batch: MicroBatch[Any], scored: Scored) -> None:
+        broker_time = batch.rows["broker_time"].take(pa.array(scored.scored_rows))
+        scores = with_total_latency(scored.scores, broker_time=broker_time, now_us=time.time_ns() // 1_000)
         await self._epoch.write_rows(
             self._model.topic,
             partition=None,
-            keys=[entity.encode() for entity in scored.scores["entity"].to_pylist()],
-            values=encode_rows(with_text_times(scored.scores)),
+            keys=[entity.encode() for entity in scores["entity"].to_pylist()],
+            values=encode_scores(scores),
         )
-        await self._write_dead_letters(batch.rows, scored.dead_letters)
+        await self._write_dead_letters(batch, scored.dead_letters)
         for event in batch.completed:
             event.ack()
-            self._lineage.scores_done(
-                self._model,
-                view=self._view,
-                partition=event.value.partition,
-                offsets=(int(event.value.offsets[0]), event.value.next_offset),
-                rows=len(event.value),
-                scores=len(event.value),
-                started_us=started_us,
-                model_version=self._served.version,
+        self._uncommitted.append(broker_time)
+        self._measure(scores, scored)
+
+    async def _write_dead_letters(self, batch: MicroBatch[Any], dead_letters: pa.Table) -> None:
+        starts = [span.start for span in batch.spans]
+        for letter in dead_letters.to_pylist():
+            row = letter["_row"]
+            span = batch.spans[int(np.searchsorted(starts, row, side="right")) - 1]
+            raw: RawBatch = span.chunk.value
+            position = row - span.start + span.start_in_chunk
+            await self._epoch.write(
+                self._model.dead_letter_topic,
+                key=raw.keys[position],
+                value=raw.values[position],
+                headers=dead_letter_headers(
+                    raw,
+                    position,
+                    reason=letter["reason"],
+                    detail=letter["detail"],
+                    view=self._view.name,
+                    request_id=batch.rows["request_id"][row].as_py(),
+                ),
             )
 
-    async def _write_dead_letters(self, rows: pa.Table, dead_letters: pa.Table) -> None:
-        if not dead_letters.num_rows:
-            return
-        values = encode_rows(rows.take(dead_letters["_row"]))
-        for letter, value in zip(dead_letters.to_pylist(), values, strict=True):
-            request_id = rows["request_id"][letter["_row"]].as_py()
-            headers = [
-                ("headrace.reason", str(letter["reason"]).encode()),
-                ("headrace.detail", str(letter["detail"]).encode()),
-                ("headrace.topic", self._view.topic.encode()),
-                ("headrace.request_id", str(request_id).encode()),
-            ]
-            await self._epoch.write(self._model.dead_letter_topic, key=None, value=value, headers=headers)
+    def _tell_lineage(self, batches: Sequence[MicroBatch[Any]], made: Sequence[Scored], *, started_us: int) -> None:
+        scores: Counter[int] = Counter()
+        for batch, scored in zip(batches, made, strict=True):
+            for span in batch.spans:
+                first, last = np.searchsorted(scored.scored_rows, [span.start, span.start + span.n_rows])
+                scores[id(span.chunk)] += int(last - first)
+            for event in batch.completed:
+                self._lineage.scores_done(
+                    self._model,
+                    view=self._view,
+                    partition=event.value.partition,
+                    offsets=(int(event.value.offsets[0]), event.value.next_offset),
+                    rows=len(event.value),
+                    scores=scores[id(event)],
+                    started_us=started_us,
+                    model_version=self._served.version,
+                )
 
     async def _commit(self, offsets: Mapping[Partition, int]) -> None:
         started = time.perf_counter()
         await self._epoch.commit(offsets)
         self._metrics.epoch_committed("scoring", seconds=time.perf_counter() - started)
+        committed_us = time.time_ns() // 1_000
+        for broker_time in self._uncommitted:
+            self._metrics.score_committed(self._model.name, broker_time=broker_time, committed_time_us=committed_us)
+        self._uncommitted = []
 
     async def _until_connected(self) -> None:
         async with self._connecting:
@@ -260,9 +291,7 @@ class ScoringWorker:
             answer.cancel()
             released.cancel()
 
-    def _measure(self, scored: Scored, *, n_rows: int, seconds: float) -> None:
-        self._metrics.batch_processed("scoring", rows=n_rows, seconds=seconds)
-        scores = scored.scores
+    def _measure(self, scores: pa.Table, scored: Scored) -> None:
         complete = int(pc.sum(scores["complete"]).as_py() or 0)
         self._metrics.scored(
             self._model.name,
@@ -274,6 +303,12 @@ class ScoringWorker:
         for stage in LATENCY_STAGES:
             latency_ms = pc.struct_field(scores["latency_ms"], stage).to_numpy()
             self._metrics.score_latency(self._model.name, stage=stage, seconds=latency_ms / 1_000)
+        counts = {"scored": scores.num_rows, "dead_letter": scored.dead_letters.num_rows}
+        self._metrics.rows_counted("scoring", self._view.name, counts)
+        for reason, rows in scored.ignored.items():
+            self._metrics.rows_counted("scoring", self._view.name, {"ignored": rows}, reason=reason)
+        for store, times in scored.retries.items():
+            self._metrics.store_retried("scoring", store=store, times=times)
         if scored.dead_letters.num_rows:
             self._metrics.dead_letters(self._view.topic, scored.dead_letters["reason"])
 

@@ -6,6 +6,7 @@ sleeps until :attr:`MicroBatcher.next_deadline_us`, and takes what is due.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Generic, TypeVar
 
 import pyarrow as pa
@@ -16,6 +17,23 @@ Chunk = TypeVar("Chunk")
 
 
 @dataclass(frozen=True, kw_only=True)
+class Span(Generic[Chunk]):
+    """Consecutive rows of a batch that came in one chunk.
+
+    Attributes:
+        chunk: The chunk.
+        start: Where the first of them is in the batch.
+        n_rows: How many they are.
+        start_in_chunk: Where the first of them is in the chunk.
+    """
+
+    chunk: Chunk
+    start: int
+    n_rows: int
+    start_in_chunk: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class MicroBatch(Generic[Chunk]):
     """Consecutive rows that go to the model together.
 
@@ -23,16 +41,19 @@ class MicroBatch(Generic[Chunk]):
         rows: The rows, in the order in which they were added.
         completed: Those chunks whose last row is in here, in order: once this batch and those before it are
             done, these chunks are.
+        spans: Where the rows came from, in order.
     """
 
     rows: pa.Table
     completed: tuple[Chunk, ...]
+    spans: tuple[Span[Chunk], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Piece(Generic[Chunk]):
     rows: pa.Table
     chunk: Chunk
+    start_in_chunk: int
     deadline_us: int
     is_last: bool
 
@@ -96,9 +117,14 @@ class MicroBatcher(Generic[Chunk]):
         if not self._pieces:
             return None
         pieces, self._pieces, self._n_rows, self._n_bytes = self._pieces, [], 0, 0
+        starts = accumulate((piece.rows.num_rows for piece in pieces), initial=0)
         return MicroBatch(
             rows=pa.concat_tables([piece.rows for piece in pieces]),
             completed=tuple(piece.chunk for piece in pieces if piece.is_last),
+            spans=tuple(
+                Span(chunk=piece.chunk, start=start, n_rows=piece.rows.num_rows, start_in_chunk=piece.start_in_chunk)
+                for piece, start in zip(pieces, starts, strict=False)
+            ),
         )
 
     def _fill(self, rows: pa.Table, *, chunk: Chunk, deadline_us: int) -> Iterator[MicroBatch[Chunk]]:
@@ -108,8 +134,17 @@ class MicroBatcher(Generic[Chunk]):
             if fitting == 0 and rest.num_rows and self._pieces:
                 yield from self._taken()
                 continue
+            start_in_chunk = rows.num_rows - rest.num_rows
             piece, rest = rest.slice(0, max(fitting, 1)), rest.slice(max(fitting, 1))
-            self._pieces.append(_Piece(rows=piece, chunk=chunk, deadline_us=deadline_us, is_last=not rest.num_rows))
+            self._pieces.append(
+                _Piece(
+                    rows=piece,
+                    chunk=chunk,
+                    start_in_chunk=start_in_chunk,
+                    deadline_us=deadline_us,
+                    is_last=not rest.num_rows,
+                )
+            )
             self._n_rows += piece.num_rows
             self._n_bytes += piece.nbytes
             if self._n_rows >= self._max_rows or self._n_bytes >= self._max_bytes:

@@ -8,7 +8,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -47,15 +47,17 @@ class Scored:
         ignored: Rows that are not to be scored, by why: ``closing_pane``, ``other_definition``.
         lookup_ms: What reading the online store took, retries included.
         inference_ms: What the model server took, retries included.
-        retries: How often a call had to be repeated.
+        scored_rows: ``(n_scores,)`` int64, index of each score's row among the rows given.
+        retries: How often a call of each service (``redis``, ``triton``) had to be repeated.
     """
 
     scores: pa.Table
     dead_letters: pa.Table
     ignored: Mapping[str, int]
+    scored_rows: NDArray[np.int64]
     lookup_ms: float = 0.0
     inference_ms: float = 0.0
-    retries: int = 0
+    retries: Mapping[str, int] = field(default_factory=dict)
 
 
 class Scorer:
@@ -126,7 +128,12 @@ class Scorer:
         asked, ignored = self._select(rows)
         asked, rejected = self._with_entity(asked)
         if not asked.num_rows:
-            return Scored(scores=self._schema.empty_table(), dead_letters=_dead_letters(rejected), ignored=ignored)
+            return Scored(
+                scores=self._schema.empty_table(),
+                dead_letters=_dead_letters(rejected),
+                ignored=ignored,
+                scored_rows=np.empty(0, np.int64),
+            )
         began_ns = self._clock_ns()
         values, repeated_reads = await self._retry(lambda: self._read(asked))
         read_ns = self._clock_ns()
@@ -142,19 +149,20 @@ class Scorer:
         latency = _latency(asked, now_us=now_us, elapsed_ms=(ended_ns - began_ns) / 1e6)
         latency |= {"lookup": lookup_ms, "inference": inference_ms}
         scores = self._table(asked, outputs=outputs, values=values, is_complete=is_complete, latency=latency)
+        scored_rows = asked["_row"].to_numpy()
         if faults:
-            row_of = asked["_row"].to_pylist()
-            rejected += [(row_of[at], Reason.INVALID_OUTPUT, fault) for at, fault in faults.items()]
+            rejected += [(int(scored_rows[at]), Reason.INVALID_OUTPUT, fault) for at, fault in faults.items()]
             is_valid = np.ones(asked.num_rows, dtype=np.bool_)
             is_valid[list(faults)] = False
-            scores = scores.filter(pa.array(is_valid))
+            scores, scored_rows = scores.filter(pa.array(is_valid)), scored_rows[is_valid]
         return Scored(
             scores=scores.cast(self._schema),
             dead_letters=_dead_letters(rejected),
             ignored=ignored,
+            scored_rows=scored_rows,
             lookup_ms=lookup_ms,
             inference_ms=inference_ms,
-            retries=repeated_reads + repeated_calls,
+            retries={"redis": repeated_reads, "triton": repeated_calls},
         )
 
     def _select(self, rows: pa.Table) -> tuple[pa.Table, dict[str, int]]:
@@ -203,8 +211,10 @@ class Scorer:
                 if repeated == self._attempts:
                     raise
                 logger.warning("attempt %d of %d failed: %s", repeated, self._attempts, exc)
+                # A model that is slow is not gone: to load it anew would make it slower.
+                is_gone = isinstance(exc, InferenceUnavailableError)
             await self._sleep(self._backoff_s * 2 ** (repeated - 1))
-            if recover is not None:
+            if recover is not None and is_gone:
                 await recover()
 
     def _table(
@@ -245,6 +255,22 @@ class Scorer:
 def encode_scores(scores: pa.Table) -> list[bytes]:
     """Encode scores as they go onto their topic: one JSON object each, by the published schema of the model."""
     return encode_rows(with_text_times(scores))
+
+
+def with_total_latency(scores: pa.Table, *, broker_time: pa.ChunkedArray | pa.Array, now_us: int) -> pa.Table:
+    """Say that the scores leave now: ``latency_ms.total`` is what a consumer sees up to there.
+
+    Args:
+        scores: The scores.
+        broker_time: ``(n_scores,)`` when the event of each came to the broker; null where unknown.
+        now_us: The time.
+    """
+    latency = scores["latency_ms"].combine_chunks()
+    arrow = latency.type
+    stages = {stage.name: pc.struct_field(latency, stage.name) for stage in arrow}
+    stages["total"] = _ms_between(broker_time.cast(pa.int64()), now_us)
+    position = scores.schema.get_field_index("latency_ms")
+    return scores.set_column(position, scores.schema.field(position), _struct(arrow, stages, n_rows=scores.num_rows))
 
 
 def read_outputs(spec: ModelSpec, inference: Inference, *, n_rows: int) -> tuple[dict[str, pa.Array], dict[int, str]]:
@@ -294,15 +320,17 @@ def _described(reference: ViewReference, values: ViewValues) -> pa.Array:
 def _latency(rows: pa.Table, *, now_us: int, elapsed_ms: float) -> dict[str, Any]:
     """Latencies against the rows' own timestamps, which other machines' clocks may have made: never below 0."""
     broker_us, computed_us = (rows[name].combine_chunks().cast(pa.int64()) for name in ("broker_time", "computed_time"))
-
-    def ms(duration_us: Any) -> Any:
-        return pc.max_element_wise(pc.divide(duration_us.cast(pa.float64()), 1_000.0), 0.0, skip_nulls=False)
-
     return {
-        "features": ms(pc.subtract(computed_us, broker_us)),
-        "queue": ms(pc.subtract(now_us, computed_us)),
-        "total": pc.add(ms(pc.subtract(now_us, broker_us)), elapsed_ms),
+        "features": _ms_between(broker_us, computed_us),
+        "queue": _ms_between(computed_us, now_us),
+        "total": pc.add(_ms_between(broker_us, now_us), elapsed_ms),
     }
+
+
+def _ms_between(earlier_us: Any, later_us: Any) -> Any:
+    duration_us = pc.subtract(later_us, earlier_us).cast(pa.float64())
+    spans = pc.max_element_wise(pc.divide(duration_us, 1_000.0), 0.0, skip_nulls=False)
+    return spans.combine_chunks() if isinstance(spans, pa.ChunkedArray) else spans
 
 
 def _struct(arrow: pa.StructType, columns: Mapping[str, Any], *, n_rows: int) -> pa.Array:

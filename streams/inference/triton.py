@@ -40,6 +40,8 @@ _CHANNEL: Final = [
 _POLL_S: Final = 0.1
 _CALL_S: Final = 30.0
 """Deadline of control calls; loading a model can take seconds."""
+_MAX_ROWS: Final = 4_096
+"""Rows in one request where the server names no bound."""
 _RECOVERY_PAUSE_S: Final = 5.0
 """Between two attempts to bring a model back: others may be waiting for the first one's effect."""
 
@@ -155,10 +157,11 @@ class TritonModel:
                 raise InferenceError(msg)
 
     async def recover(self) -> None:
-        """Load the model, and if it still does not answer, unload and load it; see :class:`streams.ports.ModelServer`.
+        """Load a model that is not ready; unload and load one that is, but fails; see the port.
 
         A backend process that died leaves a model that Triton calls ready and that fails every request: only loading it
-        anew helps. Where the server itself is gone nothing is done.
+        anew helps. A model that does not answer in time is left alone: it may be busy. Where the server itself is gone
+        nothing is done.
         """
         async with self._recovery:
             loop = asyncio.get_running_loop()
@@ -167,11 +170,13 @@ class TritonModel:
             try:
                 if not await self._call(lambda client: client.is_server_live(client_timeout=1.0)):
                     return
-                await self._load()
-                if not await self._answers():
+                if await self._is_ready():
+                    if not await self._fails():
+                        return
                     logger.warning("%s is ready but does not answer; unloading and loading it", self._name)
                     await self._call(lambda client: client.unload_model(self._spec.name, client_timeout=_CALL_S))
-                    await self._load()
+                await self._load()
+                await self._check()
             except InferenceError as exc:
                 logger.warning("%s could not be recovered: %s", self._name, exc)
             finally:
@@ -216,17 +221,21 @@ class TritonModel:
             await self._call(lambda client: client.load_model(name, client_timeout=_CALL_S))
         except InferenceError:
             # Servers that load models on their own (polling, or all at start) refuse to be told.
-            if not await self._call(
-                lambda client: client.is_model_ready(name, self._served.version, client_timeout=1.0)
-            ):
+            if not await self._is_ready():
                 raise
 
-    async def _answers(self) -> bool:
+    async def _is_ready(self) -> bool:
+        return await self._call(
+            lambda client: client.is_model_ready(self._spec.name, self._served.version, client_timeout=1.0)
+        )
+
+    async def _fails(self) -> bool:
+        probe = np.zeros((1, len(self._spec.inputs)), dtype=np.float32)
         try:
-            probe = np.zeros((1, len(self._spec.inputs)), dtype=np.float32)
-            return not (await self.infer(probe, timeout_s=5.0)).rejected
-        except InferenceError:
-            return False
+            await self.infer(probe, timeout_s=5.0)
+        except InferenceUnavailableError:
+            return True
+        return False
 
     async def _check(self) -> None:
         name, version = self._spec.name, self._served.version
@@ -247,7 +256,8 @@ class TritonModel:
                 "its card says; give server and worker the same model repository"
             )
             raise ConfigError(msg)
-        self._max_batch_size = int(config.max_batch_size)
+        # 0 says that batching is none of Triton's business: the model takes a matrix of any length, as its shape says.
+        self._max_batch_size = int(config.max_batch_size) or _MAX_ROWS
 
     def _check_tensors(self, kind: str, found: Any, expected: Mapping[str, tuple[str, int]]) -> None:
         declared = {tensor.name: (str(tensor.datatype), [int(size) for size in tensor.shape]) for tensor in found}

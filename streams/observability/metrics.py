@@ -79,9 +79,6 @@ class Metrics:
             labels=("role",),
             buckets=DURATION_BUCKETS_S,
         )
-        self._epoch_rows = self._histogram(
-            "headrace_epoch_rows", "Rows that one epoch made visible.", labels=("role",), buckets=ROWS_BUCKETS
-        )
         self._watermark = self._gauge(
             "headrace_watermark_timestamp_seconds", "Watermark, as Unix time.", labels=("view", "partition")
         )
@@ -135,8 +132,14 @@ class Metrics:
         )
         self._score_latency = self._histogram(
             "headrace_score_latency_seconds",
-            "Time of a score's stages; total is event in the broker until the score was there.",
+            "Time of a score's stages; total is event in the broker until the score was written.",
             labels=("model", "stage"),
+            buckets=FRESHNESS_BUCKETS_S,
+        )
+        self._score_freshness = self._histogram(
+            "headrace_score_freshness_seconds",
+            "Event in the broker until its score was committed, and so readable, on the output topic.",
+            labels=("model",),
             buckets=FRESHNESS_BUCKETS_S,
         )
         self._lineage_events = self._counter("headrace_lineage_events_total", "OpenLineage events sent.", labels=())
@@ -195,11 +198,9 @@ class Metrics:
             for gauge in (self._watermark, self._watermark_lag, self._event_time_lag):
                 self._remove(gauge, view, str(partition))
 
-    def epoch_committed(self, role: str, *, seconds: float, rows: int | None = None) -> None:
+    def epoch_committed(self, role: str, *, seconds: float) -> None:
         """Report a committed epoch."""
         self._observe(self._epoch_duration, seconds, role)
-        if rows is not None:
-            self._observe(self._epoch_rows, float(rows), role)
 
     def freshness(self, view: str, *, broker_time: pa.ChunkedArray | pa.Array, readable_time_us: int) -> None:
         """Report rows that became readable in the online store.
@@ -209,8 +210,7 @@ class Metrics:
             broker_time: Kafka's record timestamps of the events that made the rows; null where unknown.
             readable_time_us: When the store had acknowledged the rows.
         """
-        broker_time_us = pc.drop_null(broker_time).cast(pa.int64()).to_numpy()
-        self._observe(self._freshness, (readable_time_us - broker_time_us) / 1e6, view)
+        self._observe(self._freshness, _ages_s(broker_time, readable_time_us), view)
 
     def online_written(self, view: str, *, written: int, superseded: int) -> None:
         """Report a write to the online store."""
@@ -224,9 +224,9 @@ class Metrics:
         self._add(self._offline_commits, 1 if rows else 0, view)
         self._observe(self._offline_commit_duration, seconds, view)
 
-    def store_retried(self, role: str, *, store: str) -> None:
+    def store_retried(self, role: str, *, store: str, times: int = 1) -> None:
         """Report that a call is repeated because a store (``redis``, ``delta``, ``triton``) did not answer."""
-        self._add(self._store_retries, 1, role, store)
+        self._add(self._store_retries, times, role, store)
 
     def scored(self, model: str, *, arm: str, served_by: str, complete: int, incomplete: int = 0) -> None:
         """Report scores, those with every feature there and those without."""
@@ -236,6 +236,16 @@ class Metrics:
     def score_latency(self, model: str, *, stage: str, seconds: float | NDArray[np.float64]) -> None:
         """Report the time that scores spent in a stage; NaN where unknown."""
         self._observe(self._score_latency, seconds, model, stage)
+
+    def score_committed(self, model: str, *, broker_time: pa.ChunkedArray | pa.Array, committed_time_us: int) -> None:
+        """Report scores that a reader of committed records sees from now on.
+
+        Args:
+            model: Name of the model.
+            broker_time: When the events that were scored came to the broker; null where unknown.
+            committed_time_us: When the broker had acknowledged the commit.
+        """
+        self._observe(self._score_freshness, _ages_s(broker_time, committed_time_us), model)
 
     def lineage_sent(self) -> None:
         """Report a lineage event that was sent."""
@@ -290,6 +300,12 @@ class Metrics:
                     "%s has %d series, further ones are counted as other, such as %s", name, MAX_SERIES, labels
                 )
         return ("other",) * len(labels)
+
+
+def _ages_s(broker_time: pa.ChunkedArray | pa.Array, now_us: int) -> NDArray[np.float64]:
+    broker_time_us = pc.drop_null(broker_time).cast(pa.int64()).to_numpy()
+    ages_s: NDArray[np.float64] = (now_us - broker_time_us) / 1e6
+    return ages_s
 
 
 def _name(metric: Any) -> str:

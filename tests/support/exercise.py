@@ -12,7 +12,7 @@ def report_everything(metrics: Metrics, *, now_us: int) -> None:
     """Call each method of ``metrics`` once, for view ``flights``, source ``flights.departed`` and model ``late``."""
     for role in ("features", "online", "offline", "scoring"):
         metrics.batch_processed(role, rows=100, seconds=0.002)
-        metrics.epoch_committed(role, seconds=0.01, rows=100)
+        metrics.epoch_committed(role, seconds=0.01)
         metrics.consumer_lag(role, topic="features.flights", partition=0, records=7)
         metrics.store_retried(role, store="redis")
     metrics.rows_counted("features", "flights", {"admitted": 98, "rejected": 2, "on_time": 40})
@@ -33,5 +33,6 @@ def report_everything(metrics: Metrics, *, now_us: int) -> None:
     metrics.scored("late", arm="champion", served_by="model", complete=9, incomplete=1)
     for stage in LATENCY_STAGES:
         metrics.score_latency("late", stage=stage, seconds=np.array([0.05, 0.1]))
+    metrics.score_committed("late", broker_time=broker_time, committed_time_us=now_us)
     metrics.lineage_sent()
     metrics.lineage_failed("rejected")

@@ -1,4 +1,5 @@
 import asyncio
+import json
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,17 @@ from streams.agents.scoring import MAX_BATCH_ROWS, ScoringWorker
 from streams.inference.scorer import Scorer
 from streams.observability.metrics import Metrics
 from streams.wire import encode_rows
-from tests.support.scoring import SERVED, TRIPS, VIEWS, FakeModel, FakeReader, make_spec, make_triggers
+from tests.support.feature_rows import T0_US
+from tests.support.scoring import (
+    SERVED,
+    TRIPS,
+    VIEWS,
+    FakeModel,
+    FakeReader,
+    by_distance,
+    make_spec,
+    make_triggers,
+)
 from tests.support.transport import make_batch
 
 SPEC = make_spec()
@@ -23,6 +34,10 @@ class FakeEpoch:
         self.rows: list[bytes] = []
         self.letters: list[Mapping[str, Any]] = []
         self.starts = 0
+        self.commits = 0
+
+    async def commit(self, offsets: Mapping[Any, int]) -> None:
+        self.commits += 1
 
     async def start(self) -> None:
         self.starts += 1
@@ -38,8 +53,11 @@ class FakeEpoch:
 
 
 class FakeLineage:
-    def scores_done(self, *_: Any, **__: Any) -> None:
-        pass
+    def __init__(self) -> None:
+        self.done: list[Mapping[str, Any]] = []
+
+    def scores_done(self, *_: Any, **facts: Any) -> None:
+        self.done.append(facts)
 
 
 class Gate:
@@ -95,9 +113,17 @@ async def worker(model: Gate, monkeypatch: pytest.MonkeyPatch) -> ScoringWorker:
     return made
 
 
-def make_event(first_offset: int, n_rows: int) -> Any:
-    rows = make_triggers(*({"request_id": f"r{first_offset + n}"} for n in range(n_rows)))
-    event = SimpleNamespace(value=make_batch(encode_rows(rows), topic=TRIPS.topic, first_offset=first_offset), acks=0)
+def make_event(first_offset: int, n_rows: int, *, partition: int = 0, **changes: Any) -> Any:
+    rows = make_triggers(*({"request_id": f"r{first_offset + n}"} | changes for n in range(n_rows)))
+    batch = make_batch(
+        encode_rows(rows),
+        topic=TRIPS.topic,
+        partition=partition,
+        first_offset=first_offset,
+        keys=[b"JFK"] * n_rows,
+        headers=[[("trace", str(first_offset + n).encode())] for n in range(n_rows)],
+    )
+    event = SimpleNamespace(value=batch, acks=0)
 
     def ack() -> None:
         event.acks += 1
@@ -211,3 +237,79 @@ async def test_a_model_of_another_contract_ends_the_worker(worker: ScoringWorker
         await worker._score_when_due()
     assert worker.app.headrace.has_failed
     assert isinstance(worker.app.crash_reason, ConfigError)
+
+
+def sample(worker: ScoringWorker, name: str, **labels: str) -> float | None:
+    return worker._metrics.registry.get_sample_value(name, labels)
+
+
+async def test_a_dead_letter_is_the_record_that_came_and_says_why(worker: ScoringWorker, model: Gate) -> None:
+    def answer(features: Any) -> Any:
+        inference = by_distance(features)
+        inference.outputs["probabilities"][3, 1] = 7.0
+        return inference
+
+    model.inner.answer = answer
+    first, second = make_event(10, 2), make_event(40, 3, partition=2)
+    await handle(worker, first)
+    await handle(worker, second)
+    assert await worker._release({(TRIPS.topic, 0)}, False)
+    (letter,) = worker._epoch.letters  # type: ignore[attr-defined]  # a fake
+    assert letter["topic"] == SPEC.dead_letter_topic
+    assert (letter["key"], letter["value"]) == (b"JFK", second.value.values[1])
+    headers = dict(letter["headers"])
+    assert headers.pop("headrace.detail").startswith(b"`probability` is 7, expected")
+    assert headers == {
+        "trace": b"41",
+        "headrace.reason": b"invalid_output",
+        "headrace.topic": TRIPS.topic.encode(),
+        "headrace.partition": b"2",
+        "headrace.offset": b"41",
+        "headrace.view": TRIPS.name.encode(),
+        "headrace.request_id": b"r41",
+    }
+    lineage: Any = worker._lineage
+    assert [(done["rows"], done["scores"]) for done in lineage.done] == [(2, 2), (3, 2)]
+
+
+async def test_a_chunk_of_several_batches_tells_all_its_scores(worker: ScoringWorker) -> None:
+    await handle(worker, make_event(0, MAX_BATCH_ROWS + 3))
+    lineage: Any = worker._lineage
+    assert [done["scores"] for done in lineage.done] == [MAX_BATCH_ROWS + 3]
+
+
+async def test_rows_that_are_not_scored_and_calls_that_are_repeated_are_metered(
+    worker: ScoringWorker, model: Gate
+) -> None:
+    model.inner.failures = [InferenceUnavailableError("no Triton")]
+    worker._scorer._attempts = 2
+    await handle(worker, make_event(0, 2))
+    await handle(worker, make_event(2, 3, pane="ON_TIME"))
+    await handle(worker, make_event(5, 1, definition_hash="another"))
+    await worker._release({(TRIPS.topic, 0)}, False)
+    rows = {"role": "scoring", "view": TRIPS.name}
+    counted = {
+        (outcome, reason): sample(worker, "headrace_rows_total", **rows, outcome=outcome, reason=reason)
+        for outcome, reason in (("scored", ""), ("ignored", "closing_pane"), ("ignored", "other_definition"))
+    }
+    assert counted == {("scored", ""): 2, ("ignored", "closing_pane"): 3, ("ignored", "other_definition"): 1}
+    assert sample(worker, "headrace_store_retries_total", role="scoring", store="triton") == 1
+
+
+async def test_a_score_says_when_it_left_and_the_metric_when_it_was_committed(
+    worker: ScoringWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_us = T0_US + 60_000_000
+    monkeypatch.setattr(scoring_module.time, "time_ns", lambda: now_us * 1_000)
+    await handle(worker, make_event(0, 2, broker_time=now_us - 50_000, computed_time=now_us - 40_000))
+    now_us += 20_000
+    await worker._release({(TRIPS.topic, 0)}, False)
+    totals = [json.loads(row)["latency_ms"]["total"] for row in worker._epoch.rows]  # type: ignore[attr-defined]
+    assert totals == [70.0, 70.0]
+    assert sample(worker, "headrace_score_freshness_seconds_count", model=SPEC.name) is None
+    now_us += 100_000
+    await worker._commit({(TRIPS.topic, 0): 2})
+    assert sample(worker, "headrace_score_freshness_seconds_count", model=SPEC.name) == 2
+    assert sample(worker, "headrace_score_freshness_seconds_sum", model=SPEC.name) == pytest.approx(0.34)
+    await worker._commit({(TRIPS.topic, 0): 2})
+    assert sample(worker, "headrace_score_freshness_seconds_count", model=SPEC.name) == 2

@@ -53,6 +53,18 @@ def test_a_chunk_larger_than_a_batch_is_complete_with_its_last_row():
     assert (values(last), last.completed) == ([8], ("a",))
 
 
+def test_a_batch_knows_where_its_rows_came_from():
+    batches = batcher()
+    batches.add(rows(0, 1, 2), chunk="a", now_us=0)
+
+    (full,) = batches.add(rows(10, 11, 12), chunk="b", now_us=0)
+    rest = batches.take()
+
+    assert rest is not None
+    assert [(s.chunk, s.start, s.n_rows, s.start_in_chunk) for s in full.spans] == [("a", 0, 3, 0), ("b", 3, 1, 0)]
+    assert [(s.chunk, s.start, s.n_rows, s.start_in_chunk) for s in rest.spans] == [("b", 0, 2, 1)]
+
+
 def test_bytes_fill_a_batch_too():
     batches = batcher(max_rows=100, max_bytes=3 * 8)
 
@@ -146,3 +158,12 @@ def test_no_row_is_lost_or_reordered_and_the_bounds_hold(
         done += batch.rows.num_rows
         for number in batch.completed:
             assert sum(n for n, _, _ in chunks[: number + 1]) <= done
+    origins = [
+        (span.chunk, span.start_in_chunk + at, values(batch)[span.start + at])
+        for _, batch in taken
+        for span in batch.spans
+        for at in range(span.n_rows)
+    ]
+    first_of = [sum(n_rows for n_rows, _, _ in chunks[:number]) for number in range(len(chunks))]
+    assert origins == [(chunk, at, first_of[chunk] + at) for chunk, at, _ in origins]
+    assert [value for _, _, value in origins] == sent

@@ -3,6 +3,7 @@ import logging
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from jsonschema import Draft202012Validator
 
@@ -15,8 +16,8 @@ from schemas.errors import (
     TensorMismatchError,
 )
 from schemas.model import ModelInput, ModelOutput, ModelSpec, ViewReference
-from schemas.score import Arm, score_documents, score_json_schema, score_row_schema
-from streams.inference.scorer import Scored, Scorer, encode_scores
+from schemas.score import Arm, score_json_schema, score_row_schema, with_text_times
+from streams.inference.scorer import Scored, Scorer, encode_scores, with_total_latency
 from streams.ports import Inference
 from tests.support.feature_rows import T0_US
 from tests.support.scoring import (
@@ -69,7 +70,7 @@ def make_scorer(
 def check_documents(scored: Scored, spec: ModelSpec) -> list[dict]:
     """Each score must be valid as it goes onto its topic."""
     validator = Draft202012Validator(score_json_schema(spec), format_checker=Draft202012Validator.FORMAT_CHECKER)
-    documents = score_documents(scored.scores)
+    documents = with_text_times(scored.scores).to_pylist()
     for document in documents:
         validator.validate(json.loads(json.dumps(document)))
     return documents
@@ -272,6 +273,7 @@ async def test_an_answer_that_is_no_score_costs_its_own_row_alone():
     scored = await make_scorer(spec=spec, model=FakeModel(answer)).score(triggers, now_us=NOW_US)
 
     assert [document["entity"] for document in check_documents(scored, spec)] == ["f4", "f5"]
+    assert scored.scored_rows.tolist() == [4, 5]
     assert scored.dead_letters.to_pylist() == [
         {
             "_row": row,
@@ -322,8 +324,9 @@ async def test_a_model_that_is_away_is_tried_again_and_brought_back(caplog: pyte
         scored = await scorer.score(make_triggers({}), now_us=NOW_US)
 
     assert scored.scores.num_rows == 1
-    assert scored.retries == 2
-    assert (model.recoveries, scorer.waits) == (2, [0.2, 0.4])
+    assert scored.retries == {"redis": 0, "triton": 2}
+    # Only for the one that was gone: a model that is slow would be made slower.
+    assert (model.recoveries, scorer.waits) == (1, [0.2, 0.4])
     assert [record.message for record in caplog.records] == [
         "attempt 1 of 3 failed: gone",
         "attempt 2 of 3 failed: slow",
@@ -342,7 +345,7 @@ async def test_an_online_store_that_is_away_is_tried_again():
     reader = FakeReader(STORED, failures=[SinkUnavailableError("gone")])
     scored = await make_scorer(reader=reader).score(make_triggers({}), now_us=NOW_US)
 
-    assert (scored.scores.num_rows, scored.retries, len(reader.calls)) == (1, 1, 2)
+    assert (scored.scores.num_rows, scored.retries, len(reader.calls)) == (1, {"redis": 1, "triton": 0}, 2)
 
 
 async def test_a_model_that_wants_other_inputs_is_not_tried_again():
@@ -368,7 +371,7 @@ async def test_scores_go_onto_the_wire_as_their_published_schema_says():
     validator = Draft202012Validator(score_json_schema(spec), format_checker=Draft202012Validator.FORMAT_CHECKER)
     payloads = encode_scores(scored.scores)
     assert len(payloads) == 2
-    for payload, document in zip(payloads, score_documents(scored.scores), strict=True):
+    for payload, document in zip(payloads, with_text_times(scored.scores).to_pylist(), strict=True):
         validator.validate(json.loads(payload))
         assert json.loads(payload) == document
 
@@ -381,6 +384,22 @@ async def test_clocks_that_disagree_give_no_latency_below_zero_and_unknown_times
     ahead, unknown = (document["latency_ms"] for document in check_documents(scored, spec))
     assert (ahead["queue"], unknown["features"], unknown["total"]) == (0, None, None)
     assert unknown["queue"] == 8.0
+
+
+async def test_the_total_latency_is_up_to_when_the_scores_leave():
+    spec = make_spec()
+    rows = make_triggers({}, {"broker_time": None}, {"broker_time": NOW_US + 10**9})
+    scored = await make_scorer(spec=spec).score(rows, now_us=NOW_US)
+    broker_us = rows["broker_time"].cast(pa.int64())[0].as_py()
+    leaving = with_total_latency(scored.scores, broker_time=rows["broker_time"], now_us=broker_us + 40_500)
+
+    assert [latency["total"] for latency in leaving["latency_ms"].to_pylist()] == [40.5, None, 0.0]
+    assert leaving.drop_columns(["latency_ms"]) == scored.scores.drop_columns(["latency_ms"])
+    assert leaving.schema == scored.scores.schema
+    stages = [name for name in leaving["latency_ms"].type.names if name != "total"]
+    assert stages
+    for stage in stages:
+        assert pc.struct_field(leaving["latency_ms"], stage) == pc.struct_field(scored.scores["latency_ms"], stage)
 
 
 async def test_rows_without_the_columns_that_scoring_needs_are_refused():

@@ -36,6 +36,7 @@ class FakeClient:
         self.calls: list[str] = []
         self.failures: dict[str, list[Exception]] = {}
         self.is_live = True
+        self.is_ready = True
         self.inputs = [tensor("features", [-1, 5])]
         self.outputs = [tensor("probabilities", [-1, 2])]
         self.parameters: dict[str, str] = {"sha256_3": SERVED.sha256}
@@ -59,7 +60,7 @@ class FakeClient:
 
     async def is_model_ready(self, *_: Any, **__: Any) -> bool:
         self._called("is_model_ready")
-        return True
+        return self.is_ready
 
     async def load_model(self, name: str, **_: Any) -> None:
         self._called("load_model")
@@ -327,13 +328,16 @@ async def test_golden_rows_that_are_answered_with_nan_prove_nothing(client: Fake
         await connected(golden=golden())
 
 
+CHECKED = ["get_model_metadata", "get_model_config"]
+
+
 async def test_a_ready_model_that_does_not_answer_is_unloaded_and_loaded(client: FakeClient):
     model = await connected()
     client.calls.clear()
     client.failures["infer"] = [refusal("INTERNAL", "stub process is not healthy")]
     await model.recover()
 
-    assert client.calls == ["is_server_live", "load_model", "infer", "unload_model", "load_model"]
+    assert client.calls == ["is_server_live", "is_model_ready", "infer", "unload_model", "load_model", *CHECKED]
 
 
 async def test_a_model_that_answers_again_is_left_alone(client: FakeClient):
@@ -342,7 +346,41 @@ async def test_a_model_that_answers_again_is_left_alone(client: FakeClient):
     await model.recover()
     await model.recover()
 
-    assert client.calls == ["is_server_live", "load_model", "infer"]
+    assert client.calls == ["is_server_live", "is_model_ready", "infer"]
+
+
+async def test_a_model_that_is_slow_is_left_alone(client: FakeClient):
+    model = await connected()
+    client.calls.clear()
+    client.failures["infer"] = [refusal("DEADLINE_EXCEEDED", "busy")]
+    await model.recover()
+
+    assert client.calls == ["is_server_live", "is_model_ready", "infer"]
+
+
+async def test_a_model_that_is_not_ready_is_loaded(client: FakeClient):
+    model = await connected()
+    client.calls.clear()
+    client.is_ready = False
+    await model.recover()
+
+    assert client.calls == ["is_server_live", "is_model_ready", "load_model", *CHECKED]
+
+
+async def test_a_model_that_comes_back_as_another_is_refused(client: FakeClient):
+    model = await connected()
+    client.is_ready = False
+    client.parameters["sha256_3"] = "cd" * 32
+    with pytest.raises(ConfigError, match="has SHA-256 cdcd"):
+        await model.recover()
+
+
+async def test_a_server_that_names_no_batch_size_takes_any_number_of_rows(client: FakeClient):
+    client.max_batch_size = 0
+    model = await connected()
+    await model.infer(features(1_000), timeout_s=1)
+
+    assert client.sizes == [1_000]
 
 
 async def test_nothing_is_loaded_where_the_server_is_gone(client: FakeClient, caplog: pytest.LogCaptureFixture):

@@ -104,9 +104,13 @@ def test_stores_and_scores_are_counted(metrics: Metrics, registry: CollectorRegi
     metrics.offline_committed("v", rows=0, skipped=4, seconds=0.1)
     metrics.scored("m", arm="champion", served_by="model", complete=8, incomplete=1)
     metrics.score_latency("m", stage="total", seconds=np.array([0.1, 0.2, np.nan]))
-    metrics.epoch_committed("features", seconds=0.01, rows=100)
+    metrics.score_committed(
+        "m", broker_time=pa.array([T0_US, T0_US - 300_000, None], TIMESTAMP), committed_time_us=T0_US + 100_000
+    )
+    metrics.epoch_committed("features", seconds=0.01)
     metrics.batch_processed("features", rows=50, seconds=0.004)
     metrics.store_retried("online", store="redis")
+    metrics.store_retried("scoring", store="triton", times=3)
     metrics.lineage_sent()
     metrics.lineage_failed("queue_full", events=2)
     expected = {
@@ -117,9 +121,12 @@ def test_stores_and_scores_are_counted(metrics: Metrics, registry: CollectorRegi
         ("headrace_offline_commits_total", ("view", "v")): 1,
         ("headrace_offline_commit_duration_seconds_count", ("view", "v")): 2,
         ("headrace_score_latency_seconds_count", ("model", "m"), ("stage", "total")): 2,
-        ("headrace_epoch_rows_sum", ("role", "features")): 100,
+        ("headrace_score_freshness_seconds_count", ("model", "m")): 2,
+        ("headrace_score_freshness_seconds_sum", ("model", "m")): 0.5,
+        ("headrace_epoch_duration_seconds_count", ("role", "features")): 1,
         ("headrace_batch_duration_seconds_count", ("role", "features")): 1,
         ("headrace_store_retries_total", ("role", "online"), ("store", "redis")): 1,
+        ("headrace_store_retries_total", ("role", "scoring"), ("store", "triton")): 3,
         ("headrace_lineage_events_total",): 1,
         ("headrace_lineage_failures_total", ("reason", "queue_full")): 2,
     }
