@@ -29,6 +29,7 @@ from schemas.view import FeatureView
 from streams.decoding import decode
 from streams.sinks.offline import read_features
 from streams.sinks.online import OnlineReader
+from streams.windowing.plan import compile_view
 from streams.wire import decode_rows
 
 _ORDER = ["window_end", "pane_index", "source_offset"]
@@ -163,12 +164,13 @@ def _late_only(view: FeatureView, early: pl.DataFrame, unseen: pl.DataFrame) -> 
         if unit_us is None
         else pl.col("event_time") * unit_us
     )
-    window_end = ((time_us - view.align_to_us) // view.slide_us + 1) * view.slide_us + view.align_to_us
+    plan = compile_view(view)
     before = early.sort("offset").with_columns(
         pl.col("watermark").dt.epoch("us").cum_max().over("partition").alias("watermark_us")
     )
+    times_us = unseen.select(time_us.alias("time_us"))["time_us"].to_numpy()
     judged = (
-        unseen.with_columns(window_end.alias("window_end_us"))
+        unseen.with_columns(pl.Series("window_end_us", plan.end_us(plan.reached_ends(times_us) + 1)))
         .sort("offset")
         .join_asof(before, on="offset", by="partition", strategy="backward", check_sortedness=False)
     )

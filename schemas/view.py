@@ -11,6 +11,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from schemas.aggregation import FUNCTIONS, Aggregation, Feature, Function
+from schemas.calendar import DAY_US, HOUR_US, Calendar, is_zone, local_us, make_calendar
 from schemas.entity import Entity
 from schemas.errors import ConfigError
 from schemas.expression import Expression, names_read, parse_derivation, parse_expression
@@ -25,6 +26,8 @@ MAX_DURATION_US: Final = 36_500 * 86_400_000_000
 """A hundred years: sums of times and durations stay inside 64 bits."""
 _ROWS: Final = {"window": "windows", "last": "the newest rows", "lifetime": "all rows"}
 _OVER: Final = {"window": "`.over('5m')`", "last": "`.over(last=N)`", "lifetime": "`.over(lifetime=True)`"}
+_EPOCH: Final = "1970-01-01T00:00:00Z"
+_MARGIN_US: Final = 400 * DAY_US
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
@@ -40,7 +43,10 @@ class FeatureView:
         slide: Distance of window ends, for a sliding view. A feature whose size equals it is tumbling.
         gap: Inactivity that ends a session, for a session view.
         allowed_lateness: How far the watermark may pass a window's end before the window is gone.
-        align_to: A window end, RFC 3339; default the epoch.
+        time_zone: Zone, such as ``America/New_York``, whose days or hours the windows are; the slide is then whole
+            days, or whole hours that divide a day, and a size is a number of slides. None for a fixed length.
+        align_to: A window end, RFC 3339; default the epoch. With a time zone, what its clock showed then is shown at
+            window ends; default midnight.
         state_ttl: Event time after a key's last event for which last-N and lifetime state is kept.
         emit: ``latest``, ``every_event`` or ``on_close`` (design: emit modes).
         ttl: Age after which a value read online is stale; None means never.
@@ -57,7 +63,8 @@ class FeatureView:
     slide: str | None = None
     gap: str | None = None
     allowed_lateness: str = "0s"
-    align_to: str = "1970-01-01T00:00:00Z"
+    time_zone: str | None = None
+    align_to: str | None = None
     state_ttl: str = "30d"
     emit: str = "latest"
     ttl: str | None = None
@@ -85,10 +92,11 @@ class FeatureView:
                 msg = f"view {self.name}: `{field}` is {text}, expected at most {format_duration(MAX_DURATION_US)}"
                 raise ConfigError(msg)
         try:
-            parse_rfc3339_us(self.align_to)
+            parse_rfc3339_us(self.align_to or _EPOCH)
         except ValueError as exc:
             msg = f"view {self.name}: `align_to` is {self.align_to!r}, expected RFC 3339 such as '2013-01-01T00:00:00Z'"
             raise ConfigError(msg) from exc
+        self._check_time_zone()
         if self.entity.key not in self.source.schema.fields:
             msg = (
                 f"view {self.name}: entity key {self.entity.key!r} is no field of {self.source.contract}, "
@@ -111,6 +119,23 @@ class FeatureView:
             raise ConfigError(msg)
         object.__setattr__(self, "features", completed)
         resolve_derived(self)
+
+    def _check_time_zone(self) -> None:
+        if self.time_zone is None:
+            return
+        where = f"view {self.name}: `time_zone` is {self.time_zone!r}"
+        if not isinstance(self.time_zone, str) or not is_zone(self.time_zone):
+            msg = f"{where}, expected a name of the tz database such as 'America/New_York'"
+            raise ConfigError(msg)
+        if self.slide_us is None:
+            msg = f"{where} in a session view, expected none: a gap has a fixed length; take a `slide`, or no time zone"
+            raise ConfigError(msg)
+        if self.slide_us % DAY_US and (self.slide_us % HOUR_US or DAY_US % self.slide_us):
+            msg = (
+                f"{where} and `slide` is {self.slide}, expected whole days, or whole hours that divide a day (1h, 2h, "
+                "3h, 4h, 6h, 8h, 12h); leave the time zone out for windows of fixed length"
+            )
+            raise ConfigError(msg)
 
     def _complete(self, name: str, feature: Feature | Aggregation) -> Feature:
         where = f"view {self.name}, feature {name!r}"
@@ -163,6 +188,12 @@ class FeatureView:
             msg = (
                 f"{where} has the size {size}, expected the slide {self.slide} or more: events between the windows "
                 "would be in none; take a smaller `slide`"
+            )
+            raise ConfigError(msg)
+        if self.time_zone is not None and feature.size_us % self.slide_us:
+            msg = (
+                f"{where} has the size {size}, expected a multiple of the slide {self.slide}: with a `time_zone` "
+                "slides differ in length; take another size, or leave the time zone out"
             )
             raise ConfigError(msg)
         if feature.size_us > MAX_SLIDES * self.slide_us:
@@ -221,8 +252,24 @@ class FeatureView:
 
     @property
     def align_to_us(self) -> int:
-        """A window end that all others are whole slides away from."""
-        return parse_rfc3339_us(self.align_to)
+        """A window end that all others are whole slides away from; with a time zone, what its clock showed then."""
+        if self.time_zone is not None:
+            return 0 if self.align_to is None else local_us(self.time_zone, parse_rfc3339_us(self.align_to))
+        return parse_rfc3339_us(self.align_to or _EPOCH)
+
+    @cached_property
+    def calendar(self) -> Calendar | None:
+        """Window ends in a time zone; None for windows of fixed length."""
+        if self.time_zone is None or self.slide_us is None:
+            return None
+        longest_us = max((f.size_us or 0 for f in self.definitions.values()), default=0)
+        return make_calendar(
+            self.time_zone,
+            slide_us=self.slide_us,
+            anchor_us=self.align_to_us % self.slide_us,
+            from_us=self.source.plausible_from_us - _MARGIN_US,
+            until_us=self.source.plausible_until_us + longest_us + _MARGIN_US,
+        )
 
     @property
     def feature_schema(self) -> pa.Schema:
@@ -257,16 +304,20 @@ class FeatureView:
         Version, owner and read-time TTL are not part of it, nor are the names of the entity and the contract, nor how a
         duration or a time is spelled, nor by how many whole slides ``align_to`` is moved.
         """
+        windows: dict[str, Any] = {
+            "slide_us": self.slide_us,
+            "gap_us": self.gap_us,
+            "allowed_lateness_us": self.allowed_lateness_us,
+            "align_to_us": None if self.slide_us is None else self.align_to_us % self.slide_us,
+            "state_ttl_us": self.state_ttl_us,
+        }
+        if self.calendar is not None:
+            # The boundaries themselves: another release of the tz database may move them.
+            windows["time_zone"] = {"name": self.time_zone, "boundaries": self.calendar.fingerprint}
         return {
             "entity_key": self.entity.key,
             "source": self.source.definition,
-            "windows": {
-                "slide_us": self.slide_us,
-                "gap_us": self.gap_us,
-                "allowed_lateness_us": self.allowed_lateness_us,
-                "align_to_us": None if self.slide_us is None else self.align_to_us % self.slide_us,
-                "state_ttl_us": self.state_ttl_us,
-            },
+            "windows": windows,
             "emit": self.emit,
             "features": {name: asdict(feature) for name, feature in self.definitions.items()},
         }
@@ -286,7 +337,8 @@ class FeatureView:
         if self.gap is not None:
             return f"session, gap {self.gap}"
         sizes = sorted({f.size_us for f in self.definitions.values() if f.size_us is not None})
-        return f"sliding {', '.join(format_duration(size) for size in sizes) or 'none'} every {self.slide}"
+        zone = "" if self.time_zone is None else f" in {self.time_zone}"
+        return f"sliding {', '.join(format_duration(size) for size in sizes) or 'none'} every {self.slide}{zone}"
 
 
 def resolve_derived(view: FeatureView) -> dict[str, Expression]:

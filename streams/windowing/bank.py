@@ -54,10 +54,12 @@ class _Merged:
     Attributes:
         fold: Gives the merged state of a kind of aggregate that a feature is made of, for each query.
         at_us: Event time that each query is evaluated at.
+        span_us: Length of its window.
     """
 
     fold: Callable[[str, PlannedFeature], Any]
     at_us: Ints
+    span_us: Ints | int
 
 
 @dataclass(frozen=True)
@@ -176,7 +178,7 @@ class CellBank:
                     folded[place] = self.registers[place].fold(reads, batch.running[place] if batch else {})
             return folded[place]
 
-        return {f.name: self._results[f.function](f, _Merged(fold, reads.at_us)) for f in features}
+        return {f.name: self._results[f.function](f, _Merged(fold, reads.at_us, reads.span_us)) for f in features}
 
     def to_tables(self, cells: Ints, *, name: str, owners: dict[str, pa.Array]) -> dict[str, pa.Table]:
         """State of these cells: a table of one row each (after the columns ``owners``) and one for each tally."""
@@ -250,7 +252,7 @@ class CellBank:
 
     def _rate(self, feature: PlannedFeature, merged: _Merged) -> pa.Array:
         n_rows = merged.fold("count", feature)["n"]
-        seconds = feature.size_us / SECOND_US
+        seconds = merged.span_us / SECOND_US
         if feature.column is None:
             return number_to_arrow(n_rows / seconds, None, feature.result_type)
         total = merged.fold("float_sum" if _is_integer(feature) else "sum", feature)["value"]

@@ -4,6 +4,7 @@ Tiles are ``tile_us`` wide, the greatest common divisor of the slide and all siz
 number of tiles. Positions in time are then small integers: tile ``i`` is ``[align_to + i * tile_us, align_to + (i + 1)
 * tile_us)``; window end ``e`` is ``align_to + e * slide_us``; a feature's window at ``e`` is the tiles
 ``[e * tiles_per_slide - n_tiles, e * tiles_per_slide)``. All divisions floor, so times before 1970 need no care.
+With a time zone a tile is a slide, and :mod:`schemas.calendar` says where each begins; nothing else knows of it.
 """
 
 import math
@@ -15,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from schemas.aggregation import Feature
+from schemas.calendar import DAY_US, Calendar
 from schemas.errors import WindowingError
 from schemas.expression import Expression, parse_expression
 from schemas.view import FeatureView
@@ -44,8 +46,7 @@ class PlannedFeature:
         column: Event column it reads, or None.
         filter_index: Index into :attr:`Plan.filters`; None for all rows.
         scope: What it runs over.
-        size_us: Size of its window, for a window feature of a sliding view; else 0.
-        n_tiles: That in tiles.
+        n_tiles: Size of its window in tiles, for a window feature of a sliding view; else 0.
         last: N of a last-N feature; else 0.
         input_type: Arrow type of ``column``, or None.
         result_type: Arrow type of the output.
@@ -57,7 +58,6 @@ class PlannedFeature:
     column: str | None
     filter_index: int | None
     scope: Scope
-    size_us: int
     n_tiles: int
     last: int
     input_type: pa.DataType | None
@@ -88,6 +88,7 @@ class Plan:
         features: In the order of the output columns.
         filters: Distinct row filters.
         align_us: A window end.
+        calendar: Window ends in a time zone; None for windows of fixed length.
         slide_us: Distance of window ends; 0 for a session view.
         gap_us: Session gap; 0 for a sliding view.
         tile_us: Width of a tile; 0 for a session view.
@@ -102,6 +103,7 @@ class Plan:
     features: tuple[PlannedFeature, ...]
     filters: tuple[Expression, ...]
     align_us: int
+    calendar: Calendar | None
     slide_us: int
     gap_us: int
     tile_us: int
@@ -113,11 +115,33 @@ class Plan:
     @property
     def reach_us(self) -> int:
         """From a row's event time to the latest end of a window that can hold it, an upper bound."""
+        if self.calendar is not None:
+            # A change of the offset lengthens a window by a day at the very most.
+            return self.max_tiles * self.tile_us + self.slide_us + DAY_US
         return self.gap_us if self.gap_us else self.max_tiles * self.tile_us + self.slide_us
+
+    def tile_of(self, time_us: Ints) -> Ints:
+        """Tile that holds each time."""
+        if self.calendar is not None:
+            return self.calendar.number_at(time_us)
+        return (time_us - self.align_us) // self.tile_us
+
+    def end_us(self, ends: Ints) -> Ints:
+        """Time of each window end."""
+        return self.align_us + ends * self.slide_us if self.calendar is None else self.calendar.boundary_us(ends)
+
+    def span_us(self, ends: Ints, n_tiles: int) -> Ints | int:
+        """Length of the windows of so many tiles at these ends."""
+        if self.calendar is None:
+            return n_tiles * self.tile_us
+        return self.calendar.boundary_us(ends) - self.calendar.boundary_us(ends - n_tiles)
 
     def reached_ends(self, watermark_us: Ints) -> Ints:
         """Newest window end that each watermark has reached."""
-        ends: Ints = (np.clip(watermark_us, -FAR_US, FAR_US) - self.align_us) // self.slide_us
+        clipped = np.clip(watermark_us, -FAR_US, FAR_US)
+        if self.calendar is not None:
+            return self.calendar.number_at(clipped)
+        ends: Ints = (clipped - self.align_us) // self.slide_us
         return ends
 
     def expired_ends(self, watermark_us: Ints) -> Ints:
@@ -136,7 +160,7 @@ def compile_view(view: FeatureView) -> Plan:
     texts = list(dict.fromkeys(f.where for f in definitions.values() if f.where is not None))
     slide_us = view.slide_us or 0
     sizes = [f.size_us for f in definitions.values() if f.size_us is not None]
-    tile_us = math.gcd(slide_us, *sizes) if slide_us else 0
+    tile_us = math.gcd(slide_us, *sizes) if slide_us else 0  # with a time zone the slide: sizes are multiples of it
 
     def planned(name: str, feature: Feature) -> PlannedFeature:
         return PlannedFeature(
@@ -145,7 +169,6 @@ def compile_view(view: FeatureView) -> Plan:
             column=feature.column,
             filter_index=None if feature.where is None else texts.index(feature.where),
             scope=_scope(feature),
-            size_us=feature.size_us or 0,
             n_tiles=0 if feature.size_us is None else feature.size_us // tile_us,
             last=feature.last or 0,
             input_type=None if feature.column is None else columns.field(feature.column).type,
@@ -160,6 +183,7 @@ def compile_view(view: FeatureView) -> Plan:
         features=features,
         filters=tuple(parse_expression(t, columns=columns, where=f"view {view.name}") for t in texts),
         align_us=view.align_to_us,
+        calendar=view.calendar,
         slide_us=slide_us,
         gap_us=view.gap_us or 0,
         tile_us=tile_us,

@@ -53,6 +53,7 @@ class CellReads:
         starts: First read of each query.
         lengths: Number of reads of each query, 0 or more.
         at_us: Event time that each query is evaluated at.
+        span_us: Length of each query's window (or of all), 0 for one without.
     """
 
     cells: Ints
@@ -60,6 +61,7 @@ class CellReads:
     starts: Ints
     lengths: Ints
     at_us: Ints
+    span_us: Ints | int
 
     @cached_property
     def steps(self) -> list[tuple[Ints, Ints]]:

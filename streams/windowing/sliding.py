@@ -65,7 +65,7 @@ class SlidingState:
 
     def tiles_of(self, time_us: Ints) -> tuple[Ints, Ints, Ints]:
         """Tile of each event time, and the first and last window end that holds it."""
-        tile = (time_us - self.plan.align_us) // self.plan.tile_us
+        tile = self.plan.tile_of(time_us)
         return tile, *self.windows.ends(tile)
 
     def prepare(self, rows: AdmittedRows) -> Prepared:
@@ -270,7 +270,7 @@ class SlidingState:
             order = np.lexsort((ranks, np.where(is_early, 0, queries.panes.end), is_early, queries.maker))
             queries = queries.take(order)
             is_early = is_early[order]
-        maker, end_us = queries.maker, plan.align_us + queries.panes.end * plan.slide_us
+        maker, end_us = queries.maker, plan.end_us(queries.panes.end)
         watermark_us = rows.after_us[maker]
         columns = {plan.key: self._keys_of(queries, rows)}
         event_time_us = end_us.copy()
@@ -378,7 +378,7 @@ class SlidingState:
         frozen, frozen_values = old.frozen, old.frozen_values
         if is_frozen.any():
             fresh = changed.take(is_frozen)
-            end_us = self.plan.align_us + fresh.end * self.plan.slide_us
+            end_us = self.plan.end_us(fresh.end)
             values = self._read_windows(fresh, steps.last_counting(fresh.end), scanned, at_us=end_us)
             frozen = _joined(frozen, fresh)
             frozen_values = {name: pa.concat_arrays([frozen_values[name], values[name]]) for name in values}

@@ -117,7 +117,8 @@ class WindowColumns:
                 owner, within = expand(lengths)
                 cells = index.cells[low[chunk][owner] + within]
                 versions = self._versions(cells, as_of[chunk][owner], rows)
-                reads = CellReads(cells, versions, np.cumsum(lengths) - lengths, lengths, at_us[chunk])
+                span_us = self._plan.span_us(panes.end[chunk], size)
+                reads = CellReads(cells, versions, np.cumsum(lengths) - lengths, lengths, at_us[chunk], span_us)
                 parts.append(self.bank.read(members, reads, batch.aggregates if batch else None))
             values |= {f.name: pa.concat_arrays([part[f.name] for part in parts]) for f in members}
         if rows is not None:

@@ -189,7 +189,7 @@ class WindowlessColumns:
         has_cell = is_alive & (cells != _NONE)
         lengths = has_cell.astype(np.int64)
         starts = np.cumsum(lengths) - lengths
-        reads = CellReads(cells[has_cell], versions[has_cell], starts, lengths, at_us)
+        reads = CellReads(cells[has_cell], versions[has_cell], starts, lengths, at_us, 0)
         return self.bank.read(self._lifetime, reads, batch.lifetime if batch else None)
 
     # Integer overflow

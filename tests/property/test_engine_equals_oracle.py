@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from datetime import datetime
 from typing import Any
 
 import hypothesis.strategies as st
@@ -121,6 +122,60 @@ def views(draw: st.DrawFn, *, emit: str = "every_event") -> FeatureView:
         emit=emit,
         features=features,
     )
+
+
+@st.composite
+def calendar_views(draw: st.DrawFn) -> FeatureView:
+    slide, sizes = draw(st.sampled_from([("1d", ["1d", "3d"]), ("1h", ["1h", "24h"]), ("6h", ["6h", "1d"])]))
+    features: dict[str, Any] = {
+        f"w{index}": draw(aggregations()).over(draw(st.sampled_from(sizes))) for index in range(draw(st.integers(1, 3)))
+    }
+    if draw(st.booleans()):
+        features["life"] = draw(aggregations(has_window=False)).over(lifetime=True)
+    return FeatureView(
+        "calendar",
+        version=1,
+        entity=ENTITY,
+        source=make_source(
+            max_out_of_orderness=draw(st.sampled_from(["0s", "45m", "30h"])),
+            **draw(st.sampled_from([{}, {"event_id": "id", "dedup_window": "3h"}])),
+        ),
+        slide=slide,
+        time_zone=draw(st.sampled_from([zone for zone, _ in CHANGES])),
+        align_to=draw(st.sampled_from([None, "2013-01-01T04:00:00Z"])),
+        allowed_lateness=draw(st.sampled_from(["0s", "20m", "26h", "9d"])),
+        emit="every_event",
+        features=features,
+    )
+
+
+CHANGES = [
+    ("America/New_York", "2024-03-10T07:00:00Z"),
+    ("America/New_York", "2024-11-03T06:00:00Z"),
+    ("Asia/Kolkata", "2024-01-01T00:00:00Z"),
+    ("Australia/Lord_Howe", "2024-04-06T15:00:00Z"),
+    ("Australia/Lord_Howe", "2024-10-05T15:30:00Z"),
+    ("America/Sao_Paulo", "2018-11-04T03:00:00Z"),
+    ("America/Sao_Paulo", "2018-02-18T02:00:00Z"),
+    ("America/Havana", "2024-11-03T05:00:00Z"),
+    ("America/St_Johns", "2006-10-29T02:31:00Z"),
+    ("Africa/Cairo", "2024-04-25T22:00:00Z"),
+    ("Pacific/Apia", "2011-12-30T10:00:00Z"),
+]
+"""Zones, and when their clocks were changed."""
+
+
+@st.composite
+def calendar_logs(draw: st.DrawFn, zone: str) -> list[Row]:
+    """A log of some days around a change of the clock, in steps of minutes to hours."""
+    moment = draw(st.sampled_from([when for name, when in CHANGES if name == zone]))
+    rows: list[Row] = draw(logs(max_size=20))
+    start = int(datetime.fromisoformat(moment).timestamp()) - draw(st.sampled_from([0, 3_600, 90_000]))
+    pace = draw(st.sampled_from([60, 1_200, 5_400]))
+    for row in rows:
+        if row["at"] is not None and abs(row["at"]) < 10**7:
+            row["at"] = start + (row["at"] - (1_000_000 if row["at"] > 10**5 else 0)) * pace
+    return rows
 
 
 @st.composite
@@ -250,6 +305,26 @@ def test_a_sliding_view_is_the_oracle(view: FeatureView, rows: list[Row]) -> Non
 @given(view=session_views(), rows=logs())
 def test_a_session_view_is_the_oracle(view: FeatureView, rows: list[Row]) -> None:
     check_against_oracle(view, rows)
+
+
+@settings(max_examples=120, deadline=None)
+@given(data=st.data(), view=calendar_views())
+def test_a_view_in_a_time_zone_is_the_oracle(data: st.DataObject, view: FeatureView) -> None:
+    check_against_oracle(view, data.draw(calendar_logs(view.time_zone or "")))
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    data=st.data(),
+    view=calendar_views(),
+    splits=st.lists(st.integers(0, 19), max_size=6),
+    restore=st.booleans(),
+)
+def test_batches_do_not_show_in_a_time_zone(
+    data: st.DataObject, view: FeatureView, splits: list[int], restore: bool
+) -> None:
+    rows = data.draw(calendar_logs(view.time_zone or ""))
+    check_batching(view, rows, [s for s in splits if s < len(rows)], restore=restore)
 
 
 @settings(max_examples=80, deadline=None)

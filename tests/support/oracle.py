@@ -5,12 +5,14 @@ feature from its rows whenever one is asked for, so it is slow, has no state to 
 """
 
 import math
+from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 from typing import Any
+from zoneinfo import ZoneInfo
 
 from schemas.aggregation import Feature
 from schemas.view import FeatureView
@@ -73,6 +75,7 @@ class Oracle:
         if view.slide_us is not None:
             self.longest = max(sizes, default=view.slide_us)
             self.tile = math.gcd(view.slide_us, *sizes)
+        self.local_ends: list[int] = []
 
     # Rows in
 
@@ -144,6 +147,8 @@ class Oracle:
         if window is None or row[self.source.event_id] is None:
             return False
         longest = self.view.gap_us or (self.longest + (self.view.slide_us or 0))
+        if self.view.time_zone is not None:
+            longest += 24 * 3_600_000_000
         memory = window + longest + self.view.allowed_lateness_us
         return any(
             other[self.source.event_id] == row[self.source.event_id]
@@ -164,12 +169,60 @@ class Oracle:
         """Ends of all windows that contain the time, ascending."""
         slide, align = self.view.slide_us, self.view.align_to_us
         assert slide is not None
+        if self.view.time_zone is not None:
+            self.know_local_ends(time)
+            after = bisect_right(self.local_ends, time)
+            return self.local_ends[after : after + self.longest // slide]
         end = (time - align) // slide * slide + slide + align
         ends = []
         while end - self.longest <= time:
             ends.append(end)
             end += slide
         return ends
+
+    def know_local_ends(self, time: int) -> None:
+        """Let the zone's clock run, minute by minute, over all days around a time.
+
+        A window ends whenever the clock comes to, or jumps over, a multiple of the slide for the first time, and when
+        it shows one again a slide or more after the end before.
+        """
+        slide, reach = self.view.slide_us, self.longest + 3 * 86_400_000_000
+        assert slide is not None
+        assert self.view.time_zone is not None
+        known = self.local_ends
+        if known and known[0] <= time - reach and time + reach <= known[-1]:
+            return
+        low, high = min([time, *known]) - 2 * reach, max([time, *known]) + 2 * reach
+        zone, epoch = ZoneInfo(self.view.time_zone), datetime(1970, 1, 1)  # noqa: DTZ001 - what a clock shows
+        anchor = 0
+        if self.view.align_to is not None:
+            shown = datetime.fromisoformat(self.view.align_to).astimezone(zone).replace(tzinfo=None)
+            anchor = (shown - epoch) // timedelta(microseconds=1)
+        found: list[int] = []
+        farthest = None
+        for minute in range(low // 60_000_000, high // 60_000_000):
+            now = minute * 60_000_000
+            shown = datetime.fromtimestamp(minute * 60, tz=zone).replace(tzinfo=None)
+            period, into = divmod((shown - epoch) // timedelta(microseconds=1) - anchor, slide)
+            if farthest is not None and (period > farthest or (into == 0 and found and now - found[-1] >= slide)):
+                found.append(now)
+            farthest = period if farthest is None else max(period, farthest)
+        self.local_ends = found
+
+    def start_of(self, end: int, feature: Feature) -> int:
+        """Start of a feature's window that ends then."""
+        size, slide = feature.size_us, self.view.slide_us
+        assert size is not None
+        assert slide is not None
+        if self.view.time_zone is None:
+            return end - size
+        self.know_local_ends(end)
+        return self.local_ends[self.local_ends.index(end) - size // slide]
+
+    def end_after(self, end: int) -> int:
+        """The window end that follows one."""
+        assert self.view.slide_us is not None
+        return end + self.view.slide_us if self.view.time_zone is None else self.ends(end)[0]
 
     def overflows(self, row: Row, before: float) -> bool:
         key = row[self.key]
@@ -186,9 +239,8 @@ class Oracle:
                 together = [r for s in self.overlapping(key, row["_t"], before) for r in s.rows]
                 groups.append([*together, row])
             else:
-                assert feature.size_us is not None
                 starts = {
-                    end: end - feature.size_us for end in self.ends(row["_t"]) if not self.is_expired(end, before)
+                    end: self.start_of(end, feature) for end in self.ends(row["_t"]) if not self.is_expired(end, before)
                 }
                 groups += [
                     [r for r in [*self.panes.get((key, end), []), row] if r["_t"] >= start]
@@ -258,18 +310,16 @@ class Oracle:
                 self.emit(maker, key, "ON_TIME", end, start=session.start, index=session.fired, session=session)
                 session.fired += 1
             return
-        slide, align = self.view.slide_us, self.view.align_to_us
-        assert slide is not None
-        if math.isfinite(before) and math.isfinite(after) and (before - align) // slide == (after - align) // slide:
+        if math.isfinite(before) and math.isfinite(after) and self.ends(int(before))[0] == self.ends(int(after))[0]:
             return
         fires: list[tuple[int, Any, str]] = [(end, key, "LATE") for key, end in self.changed]
         self.changed.clear()
         for key, end in list(self.panes):
             if before < end <= after:
                 fires.append((end, key, "ON_TIME"))
-            following = (key, end + slide)
-            if end + slide <= after and following not in self.panes and not self.fired[following]:
-                fires.append((end + slide, key, "EMPTY"))
+            following = (key, self.end_after(end))
+            if following[1] <= after and following not in self.panes and not self.fired[following]:
+                fires.append((following[1], key, "EMPTY"))
         for end, key, pane in sorted(fires):
             self.emit(maker, key, pane, end, index=self.fired[key, end])
             self.fired[key, end] += 1
@@ -318,9 +368,9 @@ class Oracle:
                 assert start is not None
                 out[name] = self.evaluate_session(name, feature, session, at=at, span=end - start)
             else:
-                assert feature.size_us is not None
-                inside = [r for r in self.panes.get((key, end), []) if end - feature.size_us <= r["_t"]]
-                out[name] = self.evaluate(feature, inside, order="tile", at=at, span=feature.size_us)
+                opened = self.start_of(end, feature)
+                inside = [r for r in self.panes.get((key, end), []) if opened <= r["_t"]]
+                out[name] = self.evaluate(feature, inside, order="tile", at=at, span=end - opened)
         out |= {
             "event_time": at,
             "window_end": end,
@@ -429,7 +479,12 @@ class Oracle:
         """Add up from ``start``: the rows of a tile in offset order, then the tiles in time order."""
         tiles: dict[int, list[Row]] = defaultdict(list)
         for row in rows:
-            tiles[(row["_t"] - self.view.align_to_us) // self.tile if order == "tile" else 0].append(row)
+            tile = 0
+            if order == "tile" and self.view.time_zone is not None:
+                tile = self.ends(row["_t"])[0]
+            elif order == "tile":
+                tile = (row["_t"] - self.view.align_to_us) // self.tile
+            tiles[tile].append(row)
         total: Any = start
         for _, members in sorted(tiles.items()):
             part: Any = start

@@ -61,6 +61,21 @@ def make_view(**settings: Any) -> FeatureView:
         ({"allowed_lateness": "soon"}, "`allowed_lateness` is 'soon'"),
         ({"allowed_lateness": "99999999d"}, "`allowed_lateness` is 99999999d, expected at most 36500d"),
         ({"align_to": "midnight"}, "`align_to` is 'midnight', expected RFC 3339"),
+        ({"time_zone": "New York"}, "`time_zone` is 'New York', expected a name of the tz database such as"),
+        ({"time_zone": 5}, "`time_zone` is 5, expected a name of the tz database"),
+        (
+            {"time_zone": "Asia/Kolkata", "slide": None, "gap": "1h", "features": {"n": count()}},
+            "`time_zone` is 'Asia/Kolkata' in a session view, expected none: a gap has a fixed length",
+        ),
+        (
+            {"time_zone": "Asia/Kolkata", "slide": "90m"},
+            "`slide` is 90m, expected whole days, or whole hours that divide a day .*leave the time zone out",
+        ),
+        ({"time_zone": "Asia/Kolkata", "slide": "5h"}, "`slide` is 5h, expected whole days, or whole hours"),
+        (
+            {"time_zone": "Asia/Kolkata", "slide": "1d", "features": {"n": count().over("36h")}},
+            "has the size 1d12h, expected a multiple of the slide 1d: with a `time_zone` slides differ in length",
+        ),
         ({"entity": Entity("thing", key="nobody")}, "entity key 'nobody' is no field of"),
         ({"entity": Entity("thing", key="x")}, "entity key 'x' is double, expected text or an integer"),
         ({"features": {}}, "`features` is empty"),
@@ -240,6 +255,12 @@ def test_a_contract_file_that_is_no_json_is_refused(tmp_path: Any, monkeypatch: 
 
 def test_a_sliding_view_takes_sizes_that_are_no_multiple_of_the_slide() -> None:
     assert make_view(features={"n": count().over("90s")}).describe_windows() == "sliding 1m30s every 1m"
+
+
+def test_a_view_in_a_time_zone_says_which() -> None:
+    view = make_view(slide="1d", time_zone="America/New_York", features={"n": count().over("7d")})
+
+    assert view.describe_windows() == "sliding 7d every 1d in America/New_York"
 
 
 def test_a_derived_feature_has_the_type_of_its_expression_and_is_in_no_order() -> None:

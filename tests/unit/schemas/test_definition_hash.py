@@ -3,10 +3,12 @@
 import dataclasses
 from collections.abc import Mapping
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 
 from schemas.aggregation import count, decayed_sum, sum_
+from schemas.calendar import _segments
 from schemas.entity import Entity
 from schemas.source import EventSource
 from schemas.view import FeatureView
@@ -29,6 +31,12 @@ SOURCE: Mapping[str, Any] = {
     "dedup_window": "1h",
 }
 FEATURES: Mapping[str, Any] = {"n": count().over("5m"), "s": sum_("x").over("10m")}
+LOCAL: Mapping[str, Any] = {
+    "slide": "1d",
+    "time_zone": "America/New_York",
+    "features": {"n": count().over("7d")},
+}
+"""Settings of a view in a time zone."""
 VIEW: Mapping[str, Any] = {"slide": "60s", "allowed_lateness": "30s", "features": FEATURES}
 
 
@@ -111,6 +119,10 @@ OTHER: dict[str, dict[str, Any]] = {
     "allowed_lateness": {"allowed_lateness": "31s"},
     "align_to": {"align_to": "1970-01-01T00:00:30Z"},
     "state_ttl": {"state_ttl": "31d"},
+    "windows of a day": {**LOCAL, "time_zone": None},
+    "time_zone": LOCAL,
+    "another time_zone": {**LOCAL, "time_zone": "America/Chicago"},
+    "align_to in a time zone": {**LOCAL, "align_to": "2024-01-01T04:00:00-05:00"},
     "emit": {"emit": "every_event"},
     "name of a feature": {"features": {"m": FEATURES["n"], "s": FEATURES["s"]}},
     "window of a feature": {"features": {**FEATURES, "n": count().over("6m")}},
@@ -148,7 +160,27 @@ def test_another_contract_that_says_the_same_does_not_change_the_hash() -> None:
 )
 def test_every_setting_there_is_has_its_place(kind: Any, without: set[str]) -> None:
     settings = {field.name for field in dataclasses.fields(kind)} - without
-    part = make_view().source.definition if kind is EventSource else make_view().definition
+    part = make_view().source.definition if kind is EventSource else make_view(**LOCAL).definition
     names = {*part, *part.get("windows", {})}
 
     assert all(any(name in (setting, f"{setting}_us", f"{setting}_key") for name in names) for setting in settings)
+
+
+def test_a_release_of_the_tz_database_that_moves_a_day_changes_the_hash(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = make_view(**LOCAL)
+    assert len(before.definition_hash) == 16
+    utc = ZoneInfo("UTC")
+    monkeypatch.setattr("schemas.calendar._load_zone", lambda _: utc)
+    _segments.cache_clear()
+    after = make_view(**LOCAL)
+    _segments.cache_clear()
+
+    assert before.definition["windows"]["time_zone"]["name"] == after.definition["windows"]["time_zone"]["name"]
+    assert before.definition_hash != after.definition_hash
+
+
+def test_the_same_day_of_alignment_does_not_change_the_hash_of_a_view_in_a_time_zone() -> None:
+    winter = make_view(**LOCAL, align_to="2024-01-01T04:00:00-05:00")
+    summer = make_view(**LOCAL, align_to="2024-07-01T04:00:00-04:00")
+
+    assert winter.definition_hash == summer.definition_hash

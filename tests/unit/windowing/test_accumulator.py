@@ -53,7 +53,6 @@ def make(function: str) -> Accumulator:
         column=None if function in {"count", "time_since_last"} else "n",
         filter_index=None,
         scope=Scope.WINDOW,
-        size_us=0,
         n_tiles=0,
         last=0,
         input_type=pa.int64(),

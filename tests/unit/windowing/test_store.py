@@ -83,7 +83,7 @@ def test_a_tally_counts_values_of_the_state_and_of_a_batch_as_of_a_row() -> None
     rows = rows_of([0, 0, 1])
     batch = tally.scan(rows, np.array([7, 6, 9]), np.array([True, True, False]))
     reads = CellReads(
-        np.array([0, 0, 1]), np.array([-1, 0, 2]), np.array([0, 1, 2]), np.array([1, 1, 1]), np.zeros(3, np.int64)
+        np.array([0, 0, 1]), np.array([-1, 0, 2]), np.array([0, 1, 2]), np.array([1, 1, 1]), np.zeros(3, np.int64), 0
     )
     counts = tally.read(reads, batch)
 
@@ -98,7 +98,9 @@ def test_dropped_cells_are_forgotten_and_runs_stay_few() -> None:
         tally.commit(tally.scan(rows_of([0, 1]), np.array([1, 2]), np.array([True, True])))
     assert len(tally.runs) < 8
     tally.drop(np.array([False, True]))
-    reads = CellReads(np.array([0, 1]), np.array([-1, -1]), np.array([0, 1]), np.array([1, 1]), np.zeros(2, np.int64))
+    reads = CellReads(
+        np.array([0, 1]), np.array([-1, -1]), np.array([0, 1]), np.array([1, 1]), np.zeros(2, np.int64), 0
+    )
     counts = tally.read(reads, None)
 
     assert (counts.query.tolist(), counts.count.tolist()) == ([1], [100])
@@ -118,7 +120,7 @@ def test_entropy_does_not_hang_on_the_order_of_values() -> None:
 
 def test_extremes_of_no_value() -> None:
     tally = Tally()
-    reads = CellReads(np.empty(0, np.int64), np.empty(0, np.int64), np.array([0]), np.array([0]), np.array([0]))
+    reads = CellReads(np.empty(0, np.int64), np.empty(0, np.int64), np.array([0]), np.array([0]), np.array([0]), 0)
     code, has_value = extreme_rank(tally.read(reads, None), np.empty(0, np.int64), is_max=True)
 
     assert (code.tolist(), has_value.tolist()) == ([0], [False])
