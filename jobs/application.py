@@ -8,8 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 
+from jobs.role import Role
 from schemas.errors import ConfigError
 from schemas.model import ModelSpec
+from schemas.registry import check_recorded
+from schemas.score import check_recorded_schema
 from schemas.view import FeatureView
 
 
@@ -42,6 +45,20 @@ class Application:
         return self.views[name]
 
 
+def consumer_groups(application: Application) -> dict[Role, tuple[str, list[str]]]:
+    """Name the consumer group of each role, and the topics that it reads."""
+    views, models = application.views.values(), application.models.values()
+    features = sorted(view.topic for view in views)
+    groups = {
+        Role.FEATURES: ("headrace.features", sorted({view.source.topic for view in views})),
+        Role.ONLINE: ("headrace.online", features),
+        Role.OFFLINE: ("headrace.offline", features),
+    }
+    for model in models:
+        groups[Role.SCORING] = (f"headrace.scoring.{model.name}", [application.views[model.trigger.name].topic])
+    return groups
+
+
 def load_application(module: str) -> Application:
     """Import a module and take its ``VIEWS`` and ``MODELS``; without VIEWS, every view that stands in it by a name.
 
@@ -61,11 +78,28 @@ def load_application(module: str) -> Application:
     if len(by_name) != len(views):
         msg = f"application {module!r} defines a view name twice: {sorted(view.name for view in views)}"
         raise ConfigError(msg)
-    models = {model.name: model for model in getattr(loaded, "MODELS", ())}
+    defined = list(getattr(loaded, "MODELS", ()))
+    models = {model.name: model for model in defined}
+    if len(models) != len(defined):
+        msg = f"application {module!r} defines a model name twice: {sorted(model.name for model in defined)}"
+        raise ConfigError(msg)
     for model in models.values():
         model.check_views(by_name)
     variables = {variable: view.name for variable, view in standing.items()}
     return Application(module=module, views=by_name, models=models, variables=variables)
+
+
+def load_recorded_application(module: str) -> Application:
+    """Load an application, and see that its views and scores are as they were recorded.
+
+    Raises:
+        ConfigError: It cannot be loaded, or something differs from what was recorded under its version.
+    """
+    application = load_application(module)
+    check_recorded(application.views.values())
+    for model in application.models.values():
+        check_recorded_schema(model)
+    return application
 
 
 def _import(module: str) -> ModuleType:

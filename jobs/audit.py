@@ -11,7 +11,8 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Annotated
+from datetime import datetime
+from typing import Annotated, cast
 
 import numpy as np
 import polars as pl
@@ -28,11 +29,14 @@ from schemas.row import Pane
 from schemas.view import FeatureView
 from streams.decoding import decode
 from streams.sinks.offline import read_features
-from streams.sinks.online import OnlineReader
+from streams.sinks.online import OnlineReader, OnlineValue
+from streams.windowing.event_time import read_event_times
 from streams.windowing.plan import compile_view
 from streams.wire import decode_rows
 
 _ORDER = ["window_end", "pane_index", "source_offset"]
+_KEYS_PER_READ = 5_000
+"""Keys in one read of the online store, which answers nobody else meanwhile."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +62,12 @@ class Check:
 
 
 def run_audit(
-    application: Application, *, brokers: str, redis_url: str, delta: str, scored_from: Mapping[str, Mapping[int, int]]
+    application: Application,
+    *,
+    brokers: str,
+    redis_url: str,
+    delta: str,
+    scored_from: Mapping[str, Mapping[int, int]] | None = None,
 ) -> list[Check]:
     """Compare everything with everything.
 
@@ -67,7 +76,8 @@ def run_audit(
         brokers: Kafka bootstrap servers.
         redis_url: The online store.
         delta: Root of the offline store.
-        scored_from: By model, the offset of each partition of its trigger topic that scoring began at.
+        scored_from: By model, the offset of each partition of its trigger topic that scoring began at. For a model
+            that is not named it is taken to have begun with the first row, by time of computing, that was answered.
 
     Raises:
         HeadraceError: Something cannot be read.
@@ -80,7 +90,7 @@ def run_audit(
         checks += asyncio.run(_check_online(redis_url, view, rows))
         for model in application.models.values():
             if model.trigger.name == view.name:
-                checks += _check_scores(brokers, model, rows, scored_from.get(model.name, {}))
+                checks += _check_scores(brokers, model, rows, (scored_from or {}).get(model.name))
     return checks
 
 
@@ -112,12 +122,12 @@ def _check_source(brokers: str, view: FeatureView, rows: pl.DataFrame) -> list[C
     seen = pl.DataFrame(dead, schema={"partition": pl.Int64, "offset": pl.Int64}, orient="row")
     seen = pl.concat([early.select("partition", "offset"), seen])
     raw, unseen = _unseen_records(brokers, view, seen)
-    late_only = _late_only(view, early, unseen)
     if view.emit != "every_event":
         # The other modes leave admitted rows without an as-of row of their own: only the dead letters can be told.
         detail = f"{raw} records, {len(dead)} dead letters {dict(reasons)}, emits {view.emit}"
         late = Check(name=f"{view.name}: dead letters = records they are of", expected=len(dead), actual=len(set(dead)))
         return [replace(late, detail=detail)]
+    late_only = _late_only(view, early, unseen)
     detail = f"{early.height} as-of rows + {len(dead)} dead letters {dict(reasons)} + {late_only} in LATE panes alone"
     doubled = seen.height - seen.unique().height
     return [
@@ -134,41 +144,34 @@ def _check_source(brokers: str, view: FeatureView, rows: pl.DataFrame) -> list[C
 def _unseen_records(brokers: str, view: FeatureView, seen: pl.DataFrame) -> tuple[int, pl.DataFrame]:
     """Count the raw records, and give the event times of those that are neither in an as-of row nor dead letters."""
     offsets = {int(number): part["offset"].to_numpy() for (number,), part in seen.group_by("partition")}
-    raw, frames = 0, [pl.DataFrame(schema={"partition": pl.Int64, "offset": pl.Int64, "event_time": pl.String})]
+    source = view.source
+    schema = {"partition": pl.Int64, "offset": pl.Int64, "event_time_us": pl.Int64}
+    raw, frames = 0, [pl.DataFrame(schema=schema)]
     for batch in read_topic(brokers, view.source.topic):
         raw += len(batch)
         left = np.setdiff1d(batch.offsets, offsets.get(batch.partition, np.empty(0, np.int64)), assume_unique=True)
         if not len(left):
             continue
-        decoded = decode(batch.take(np.searchsorted(batch.offsets, left)), view.source.schema).rows
-        event_times = decoded.column(view.source.event_time).to_pylist()
-        frames.append(
-            pl.DataFrame(
-                {
-                    "partition": pl.Series([batch.partition] * decoded.num_rows, dtype=pl.Int64),
-                    "offset": pl.Series(decoded.column("_offset").to_pylist(), dtype=pl.Int64),
-                    "event_time": event_times,
-                }
-            )
+        decoded = decode(batch.take(np.searchsorted(batch.offsets, left)), source.schema).rows
+        times = read_event_times(
+            decoded.column(source.event_time).combine_chunks(),
+            unit_us=source.event_time_unit_us,
+            plausible_us=(source.plausible_from_us, source.plausible_until_us),
         )
-    return raw, pl.concat(frames[1:] or frames)
+        columns = ([batch.partition] * decoded.num_rows, decoded.column("_offset").to_pylist(), times.time_us)
+        frames.append(pl.DataFrame(dict(zip(schema, columns, strict=True)), schema=schema).filter(times.is_usable))
+    return raw, pl.concat(frames)
 
 
 def _late_only(view: FeatureView, early: pl.DataFrame, unseen: pl.DataFrame) -> int:
     """Count the unseen rows whose as-of window was expired by the watermark before them, as the design has it."""
     if not unseen.height or view.slide_us is None:
         return 0
-    unit_us = view.source.event_time_unit_us
-    time_us = (
-        pl.col("event_time").str.to_datetime(time_unit="us", time_zone="UTC").dt.epoch("us")
-        if unit_us is None
-        else pl.col("event_time") * unit_us
-    )
     plan = compile_view(view)
     before = early.sort("offset").with_columns(
         pl.col("watermark").dt.epoch("us").cum_max().over("partition").alias("watermark_us")
     )
-    times_us = unseen.select(time_us.alias("time_us"))["time_us"].to_numpy()
+    times_us = unseen["event_time_us"].to_numpy()
     judged = (
         unseen.with_columns(pl.Series("window_end_us", plan.end_us(plan.reached_ends(times_us) + 1)))
         .sort("offset")
@@ -194,8 +197,10 @@ def _check_offline(delta: str, view: FeatureView, rows: pl.DataFrame) -> list[Ch
 async def _check_online(redis_url: str, view: FeatureView, rows: pl.DataFrame) -> list[Check]:
     newest = rows.sort([*_ORDER]).group_by(view.entity.key, maintain_order=True).last()
     keys = newest[view.entity.key].to_list()
+    values: list[OnlineValue] = []
     async with OnlineReader(redis_url) as reader:
-        values = await reader.read(view, keys, now_us=0)
+        for start in range(0, len(keys), _KEYS_PER_READ):
+            values += await reader.read(view, keys[start : start + _KEYS_PER_READ], now_us=0)
     matching = 0
     for row, value in zip(newest.iter_rows(named=True), values, strict=True):
         is_same_row = value.source_offset == row["source_offset"] and value.pane == row["pane"]
@@ -207,9 +212,9 @@ async def _check_online(redis_url: str, view: FeatureView, rows: pl.DataFrame) -
     ]
 
 
-def _check_scores(brokers: str, model: ModelSpec, rows: pl.DataFrame, scored_from: Mapping[int, int]) -> list[Check]:
-    start = pl.col("_partition").replace_strict(dict(scored_from) or {0: 0}, default=0, return_dtype=pl.Int64)
-    asked = rows.filter((pl.col("pane") == Pane.EARLY) & (pl.col("_offset") >= start))["request_id"].to_list()
+def _check_scores(
+    brokers: str, model: ModelSpec, rows: pl.DataFrame, scored_from: Mapping[int, int] | None
+) -> list[Check]:
     scored = [
         json.loads(value or b"null")["request_id"]
         for batch in read_topic(brokers, model.topic)
@@ -221,12 +226,23 @@ def _check_scores(brokers: str, model: ModelSpec, rows: pl.DataFrame, scored_fro
         for headers in batch.headers
     ]
     answered = Counter(scored) + Counter(rejected)
+    early = rows.filter(pl.col("pane") == Pane.EARLY)
+    if scored_from is None:
+        first = cast(datetime | None, early.filter(pl.col("request_id").is_in(list(answered)))["computed_time"].min())
+        is_asked = pl.lit(value=True) if first is None else pl.col("computed_time") >= first
+        since = (
+            "" if first is None else f", of the rows since {first:%Y-%m-%d %H:%M:%S} UTC, the first that was answered"
+        )
+    else:
+        start = pl.col("_partition").replace_strict(dict(scored_from) or {0: 0}, default=0, return_dtype=pl.Int64)
+        is_asked, since = pl.col("_offset") >= start, ""
+    asked = early.filter(is_asked)["request_id"].to_list()
     return [
         Check(
             name=f"{model.topic}: as-of rows = scores + dead letters",
             expected=len(asked),
             actual=len(scored) + len(rejected),
-            detail=f"{len(scored)} scores + {len(rejected)} dead letters",
+            detail=f"{len(scored)} scores + {len(rejected)} dead letters{since}",
         ),
         Check(
             name=f"{model.topic}: requests answered other than once",
@@ -263,7 +279,6 @@ def audit(*, as_json: Annotated[bool, typer.Option("--json", help="Print JSON in
         brokers=settings.address("kafka"),
         redis_url=settings.address("redis"),
         delta=settings.delta,
-        scored_from={},
     )
     if as_json:
         typer.echo(json.dumps([{**asdict(check), "is_met": check.is_met} for check in checks], indent=2))

@@ -72,7 +72,7 @@ def _everything(
     settings: Settings, console: Console, *, log_level: str
 ) -> Iterator[tuple[Supervisor, dict[Role, int]]]:
     services = settings.local_services(notify=lambda line: console.print(line, style="dim", highlight=False))
-    chosen = choose_ports({role.value: settings.metrics_port + number for number, role in enumerate(Role)})
+    chosen = choose_ports({role.value: settings.role_metrics_port(role) for role in Role})
     ports = {role: chosen[role.value] for role in Role}
     supervisor = Supervisor(settings.home, environment=settings.environment, ports=ports, log_level=log_level)
     with services.guarded():

@@ -8,10 +8,12 @@ from urllib.parse import urlsplit
 
 from infra.local.port import split_address
 from infra.local.services import LocalServices, ServiceAddresses
+from jobs.role import Role
 from schemas.errors import ConfigError, ServiceError
 
 _TRUE: Final = ("1", "true", "yes", "on")
 _FALSE: Final = ("0", "false", "no", "off")
+_PORTS: Final = 65_536
 
 
 def _path(text: str) -> Path:
@@ -37,7 +39,7 @@ def _brokers(text: str) -> str | None:
 def _redis_url(text: str) -> str | None:
     parts = urlsplit(text)
     is_socket = parts.scheme == "unix" and parts.path
-    is_server = parts.scheme in ("redis", "rediss") and parts.hostname and parts.port != 0
+    is_server = parts.scheme in ("redis", "rediss", "redis+cluster") and parts.hostname and parts.port != 0
     if text and not is_socket and not is_server:
         raise ValueError(text)
     return text or None
@@ -50,7 +52,7 @@ def _flag(text: str) -> bool:
 
 
 def _port(text: str) -> int:
-    if not text.isdecimal() or not 0 <= int(text) < 65_536:
+    if not text.isdecimal() or not 0 <= int(text) <= _PORTS - len(Role):
         raise ValueError(text)
     return int(text)
 
@@ -108,7 +110,7 @@ class Settings:
             "HEADRACE_REDIS",
             kind="redis://host:port/database",
             default="",
-            doc="URL of a Redis to use; without it the local one.",
+            doc="URL of a Redis to use, redis+cluster:// for a cluster; without it the local one.",
             read=_redis_url,
         ),
     ]
@@ -166,9 +168,10 @@ class Settings:
         int,
         Variable(
             "HEADRACE_METRICS_PORT",
-            kind="port from 0 to 65535",
+            kind="port from 1 to 65532, or 0",
             default="9101",
-            doc="Port of the Prometheus endpoint of the features role; online, offline and scoring take the next ones.",
+            doc="Port of the Prometheus endpoint of the features role; online, offline and scoring take the next ones. "
+            "0 takes any free ones.",
             read=_port,
         ),
     ]
@@ -250,6 +253,10 @@ class Settings:
     def table(cls) -> list[Variable]:
         """List every environment variable, for help texts and documents."""
         return list(_variables(cls).values())
+
+    def role_metrics_port(self, role: Role) -> int:
+        """Give the port of a role's Prometheus endpoint; 0 for any free one."""
+        return self.metrics_port + list(Role).index(role) if self.metrics_port else 0
 
     def given_addresses(self) -> ServiceAddresses:
         """Give the addresses that the environment names."""

@@ -24,6 +24,7 @@ class _Child:
     log_start: int
     started_s: float
     failures: int = 0
+    restart_s: float | None = None
 
 
 class Supervisor:
@@ -51,16 +52,20 @@ class Supervisor:
             self._children[role] = self._spawn(role, failures=0)
 
     def check(self) -> list[str]:
-        """Start ended workers again, with growing pauses.
+        """Start ended workers again, after growing pauses; returns at once.
 
         Returns:
-            A line for each worker that had ended.
+            A line for each worker that has ended since the last check.
 
         Raises:
             ServiceError: A worker failed for a reason that a new start cannot mend (exit code 2), or again and again.
         """
         told = []
         for role, child in self._children.items():
+            if child.restart_s is not None:
+                if time.monotonic() >= child.restart_s:
+                    self._children[role] = self._spawn(role, failures=child.failures)
+                continue
             if child.process.is_alive():
                 continue
             code = exit_code(child.process.pid)
@@ -71,13 +76,16 @@ class Supervisor:
                 times = "once" if failures == 1 else f"{failures} times in a row"
                 msg = f"worker {role} ended with exit code {code}, {times}; {child.log} ends with:\n{tail}"
                 raise ServiceError(msg)
-            told.append(f"worker {role} ended with exit code {code}, starting it again (log {child.log})")
-            time.sleep(_BACKOFF_S[failures - 1])
-            self._children[role] = self._spawn(role, failures=failures)
+            pause_s = _BACKOFF_S[failures - 1]
+            when = f"in {pause_s:.0f} s" if pause_s else "at once"
+            told.append(f"worker {role} ended with exit code {code}, starting it again {when} (log {child.log})")
+            child.failures, child.restart_s = failures, time.monotonic() + pause_s
+            if not pause_s:
+                self._children[role] = self._spawn(role, failures=failures)
         return told
 
     def process(self, role: Role) -> ProcessIdentity:
-        """Tell which process is the worker of ``role`` now."""
+        """Tell which process is the worker of ``role``; one that has ended until it is started again."""
         return self._children[role].process
 
     def stop(self) -> None:

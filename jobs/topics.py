@@ -1,5 +1,6 @@
 """Topics that an application needs, made from its definitions."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -13,8 +14,13 @@ from streams.state.changelog import state_topic
 from streams.transport.epoch import MAX_RECORD_BYTES
 
 _TIMEOUT_S = 15.0
+_CONNECT_TIMEOUT_S = 6.0
+_log = logging.getLogger(__name__)
 # A dead letter is the raw record, which may be as large as a topic takes, and headers.
 _LARGE_RECORDS = {"max.message.bytes": str(MAX_RECORD_BYTES)}
+# Features are a function of the log, and events of a replay carry timestamps of years ago: a broker that deletes by the
+# default of some days would delete them at once. Whoever wants less alters the topic.
+_KEPT_FOR_GOOD = {"retention.ms": "-1"}
 _COMPACTED = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.1"}
 
 
@@ -33,11 +39,16 @@ class Topic:
     config: dict[str, str] = field(default_factory=dict)
 
 
+def raw_topic(name: str) -> Topic:
+    """Describe a topic of raw events."""
+    return Topic(name=name, config=_KEPT_FOR_GOOD)
+
+
 def plan_topics(views: Sequence[FeatureView], models: Sequence[ModelSpec]) -> list[Topic]:
     """List the topics of an application, raw topics first."""
     topics: dict[str, Topic] = {}
     for view in views:
-        topics[view.source.topic] = Topic(name=view.source.topic)
+        topics[view.source.topic] = raw_topic(view.source.topic)
     for view in views:
         source = view.source.topic
         topics[view.source.dead_letter_topic] = Topic(
@@ -68,9 +79,15 @@ def ensure_topics(brokers: str, topics: Sequence[Topic], *, partitions: int = 4,
         ConfigError: A topic has another partition count than its source.
         ServiceError: The broker cannot be reached or refuses.
     """
-    admin = AdminClient({"bootstrap.servers": brokers, "socket.timeout.ms": 10_000, "log_level": 3})
+    config: dict[str, str | int | float | bool] = {
+        "bootstrap.servers": brokers,
+        "client.id": "headrace-topics",
+        "socket.timeout.ms": 10_000,
+        "log_level": 3,
+    }
+    admin = AdminClient(config, logger=_log)
     try:
-        found = admin.list_topics(timeout=_TIMEOUT_S).topics
+        found = admin.list_topics(timeout=_CONNECT_TIMEOUT_S).topics
         counts = {name: len(topic.partitions) for name, topic in found.items()}
         missing = []
         for topic in topics:
@@ -92,8 +109,8 @@ def ensure_topics(brokers: str, topics: Sequence[Topic], *, partitions: int = 4,
                     raise
     except KafkaException as exc:
         msg = (
-            f"Kafka at {brokers} does not create topics: {exc.args[0].str()}; expected a reachable broker, see "
-            "`headrace services up`"
+            f"Kafka at {brokers} does not answer, or does not create topics: {exc.args[0].str()}; expected a reachable "
+            "broker that lets us: `headrace services up` starts one, HEADRACE_KAFKA or --brokers names one"
         )
         raise ServiceError(msg) from exc
     return [topic.topic for topic in missing]

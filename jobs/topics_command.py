@@ -5,10 +5,9 @@ from typing import Annotated
 
 import typer
 
-from jobs.application import load_application
+from jobs.application import load_recorded_application
 from jobs.settings import Settings
 from jobs.topics import ensure_topics, plan_topics
-from schemas.registry import check_recorded
 
 
 def topics(
@@ -19,8 +18,7 @@ def topics(
 ) -> None:
     """Create the topics that are missing, and check the partition counts of those that are there."""
     settings = Settings.from_environment(os.environ)
-    application = load_application(settings.application)
-    check_recorded(application.views.values())
+    application = load_recorded_application(settings.application)
     planned = plan_topics(list(application.views.values()), list(application.models.values()))
     created = ensure_topics(settings.address("kafka"), planned, partitions=partitions)
     for topic in planned:

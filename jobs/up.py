@@ -8,13 +8,13 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from infra.local.services import SERVICE_NAMES
-from jobs.application import load_application
+from infra.local.port import choose_ports
+from infra.local.services import SERVICE_NAMES, ServiceStatus
+from jobs.application import load_recorded_application
 from jobs.role import Role
 from jobs.settings import Settings
 from jobs.supervisor import Supervisor
 from jobs.topics import ensure_topics, plan_topics
-from schemas.registry import check_recorded
 
 
 def up(
@@ -22,21 +22,31 @@ def up(
     keep_services: Annotated[bool, typer.Option(help="Leave Kafka, Redis and Triton running at the end.")] = False,
     log_level: Annotated[str, typer.Option(help="Log level of the workers: debug, info, warning or error.")] = "info",
 ) -> None:
-    """Start the services, the topics and one worker of each role; run until Ctrl-C, then end all of it.
+    """Start the services, the topics and one worker of each role; run until Ctrl-C, then end what was started.
 
-    A worker that fails is started again. Addresses given by HEADRACE_KAFKA, HEADRACE_REDIS and HEADRACE_TRITON are used
-    as they are.
+    A worker that fails is started again. Services that ran before go on running. Addresses given by HEADRACE_KAFKA,
+    HEADRACE_REDIS and HEADRACE_TRITON are used as they are.
     """
     console = Console()
     settings = Settings.from_environment(os.environ)
-    application = load_application(settings.application)
-    check_recorded(application.views.values())
+    application = load_recorded_application(settings.application)
     services = settings.local_services(notify=console.print)
     ended = threading.Event()
     for caught in (signal.SIGINT, signal.SIGTERM):
         signal.signal(caught, lambda *_: ended.set())
-    ports = {role: settings.metrics_port + number for number, role in enumerate(Role)}
-    addresses = services.up(SERVICE_NAMES, on_ready=lambda s: console.print(f"{s.name} {s.address}", highlight=False))
+    if settings.metrics_port:
+        ports = {role: settings.role_metrics_port(role) for role in Role}
+    else:
+        free = choose_ports({role.value: 0 for role in Role})
+        ports = {role: free[role.value] for role in Role}
+    started: list[str] = []
+
+    def on_ready(status: ServiceStatus) -> None:
+        console.print(f"{status.name} {status.address}", highlight=False)
+        if status.took_ms is not None:
+            started.append(status.name)
+
+    addresses = services.up(SERVICE_NAMES, on_ready=on_ready)
     # Told the addresses, a worker that starts while a service is away waits for it, and does not miss a setting.
     told = {f"HEADRACE_{name.upper()}": addresses.get(name) or "" for name in SERVICE_NAMES}
     supervisor = Supervisor(settings.home, environment={**os.environ, **told}, ports=ports, log_level=log_level)
@@ -47,12 +57,12 @@ def up(
         supervisor.start(roles)
         for role in roles:
             console.print(f"worker {role}: metrics on http://127.0.0.1:{ports[role]}/metrics", highlight=False)
-        console.print(f"Logs are in {settings.home / 'logs'}. Ctrl-C ends everything.", highlight=False)
+        console.print(f"Logs are in {settings.home / 'logs'}. Ctrl-C ends what was started.", highlight=False)
         while not ended.wait(1.0):
             for line in supervisor.check():
                 console.print(line, style="yellow", highlight=False)
     finally:
         console.print("Ending the workers: each commits what it has done.")
         supervisor.stop()
-        if not keep_services:
-            services.down()
+        if not keep_services and started:
+            services.down(started)

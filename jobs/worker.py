@@ -9,10 +9,9 @@ from typing import Annotated
 
 import typer
 
-from jobs.application import load_application
+from jobs.application import load_recorded_application
 from jobs.role import Role
 from jobs.settings import Settings
-from schemas.registry import check_recorded
 
 _PARENT_POLL_S = 1.0
 
@@ -38,14 +37,13 @@ def worker(
     """
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     settings = Settings.from_environment(os.environ)
-    application = load_application(settings.application)
-    check_recorded(application.views.values())
+    application = load_recorded_application(settings.application)
     if exit_with_parent:
         threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     # Faust and the adapters load for a second: only here, so that the other commands start fast.
     from jobs.composition import run_worker  # noqa: PLC0415
 
-    port = settings.metrics_port + list(Role).index(role) if metrics_port is None else metrics_port
+    port = settings.role_metrics_port(role) if metrics_port is None else metrics_port
     run_worker(role, application, settings, worker_id=worker_id, metrics_port=port, log_level=log_level)
 
 

@@ -187,22 +187,26 @@ def record_score_schema(spec: ModelSpec, directory: Path = SCORES) -> Path:
     return path
 
 
-def check_recorded_schema(spec: ModelSpec, directory: Path = SCORES) -> None:
-    """Make sure that the published schema is the one the model's contract says.
+def check_recorded_schema(spec: ModelSpec) -> None:
+    """Make sure that a published schema, where there is one, is what the model's contract says.
+
+    It is looked for below the working directory first and then beside this module. A model whose schema is not
+    published may change freely.
 
     Raises:
-        ConfigError: The file is missing or says something else.
+        ConfigError: The file says something else.
     """
-    path = directory / f"{spec.reference}.json"
-    remedy = (
-        "record it (`headrace score-schema --write`); raise the model's `version` if consumers must act on the change"
-    )
-    if not path.is_file():
-        msg = f"model {spec.name}: no published schema, expected {path}; {remedy}"
-        raise ConfigError(msg)
-    if json.loads(path.read_bytes()) != score_json_schema(spec):
-        msg = f"model {spec.name}: {path} differs from the model's contract; {remedy}"
-        raise ConfigError(msg)
+    name = f"{spec.reference}.json"
+    for path in (Path.cwd() / "schemas" / "scores" / name, SCORES / name):
+        if not path.is_file():
+            continue
+        if path.read_text() != render_score_schema(spec):
+            msg = (
+                f"model {spec.name}: {path} differs from the model's contract; record it anew (`headrace score-schema "
+                f"{spec.name} --write`), and raise the model's `version` if consumers must act on the change"
+            )
+            raise ConfigError(msg)
+        return
 
 
 def with_text_times(table: pa.Table) -> pa.Table:

@@ -49,7 +49,8 @@ class FeatureView:
             window ends; default midnight.
         state_ttl: Event time after a key's last event for which last-N and lifetime state is kept.
         emit: ``latest``, ``every_event`` or ``on_close`` (design: emit modes).
-        ttl: Age after which a value read online is stale; None means never.
+        ttl: Age after which a value read online is stale, and of which twice, without a new row, after which the online
+            store drops it; None means never.
         owner: Who answers for it.
         features: Definitions by feature name.
     """

@@ -8,6 +8,7 @@ import redis
 import tritonclient.grpc as triton_grpc
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
+from redis.exceptions import RedisClusterException
 from tritonclient.utils import InferenceServerException
 
 from infra.local.port import accepts_connections
@@ -16,6 +17,7 @@ from schemas.errors import ServiceError
 _SILENT: Final = logging.getLogger("headrace.local.health.silent")
 _SILENT.addHandler(logging.NullHandler())
 _SILENT.propagate = False
+_CLUSTER: Final = "redis+cluster://"
 
 
 def check_kafka(address: str, *, timeout_s: float) -> str:
@@ -57,10 +59,12 @@ def check_redis(url: str, *, timeout_s: float) -> str:
         ServiceError: Nothing answers, it is not Redis, it is still loading its data, or it wants other credentials.
     """
     try:
-        with redis.Redis.from_url(url, socket_timeout=timeout_s, socket_connect_timeout=timeout_s) as client:
+        kind = redis.RedisCluster if url.startswith(_CLUSTER) else redis.Redis
+        plain = url.replace(_CLUSTER, "redis://", 1)
+        with kind.from_url(plain, socket_timeout=timeout_s, socket_connect_timeout=timeout_s) as client:
             client.ping()
             server = client.info("server")
-    except (redis.RedisError, ValueError, OSError) as exc:
+    except (redis.RedisError, RedisClusterException, ValueError, OSError) as exc:
         msg = f"{url} does not answer PING: {exc}"
         raise ServiceError(msg) from exc
     if "valkey_version" in server:

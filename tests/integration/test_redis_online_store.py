@@ -306,7 +306,7 @@ class TestKeeping:
         self, redis_url: str, prefix: str, raw: Any
     ) -> None:
         view = make_view(ttl="100s", features={"n": count().over("5m")})
-        async with OnlineWriter(redis_url, prefix, keep_ttls=2) as writer:
+        async with OnlineWriter(redis_url, prefix) as writer:
             await writer.write(make_rows(view, [{"user_id": f"u{i}"} for i in range(100)]), view=view)
         left = [await raw.pttl(online_key(view, f"u{i}", prefix=prefix)) for i in range(100)]
         assert min(left) > 195_000
@@ -314,7 +314,7 @@ class TestKeeping:
         assert max(left) - min(left) > 15_000
 
     async def test_a_view_without_ttl_is_kept_for_good(self, redis_url: str, prefix: str, raw: Any) -> None:
-        async with OnlineWriter(redis_url, prefix, keep_ttls=2) as writer:
+        async with OnlineWriter(redis_url, prefix) as writer:
             await writer.write(make_rows(COUNTS, [{}]), view=COUNTS)
         assert await raw.pttl(online_key(COUNTS, "u1", prefix=prefix)) == -1
 

@@ -6,16 +6,18 @@ from typing import Any
 import numpy as np
 import pytest
 from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
+from confluent_kafka.admin import AdminClient, ConfigResource, ConfigSource, ResourceType
 
 from jobs import topics as topics_module
+from jobs.consumer_group import is_caught_up, place_group
+from jobs.flights.producer import check_retention
 from jobs.topic_reader import end_offsets, read_topic
 from jobs.topics import Topic, ensure_topics, plan_topics
 from schemas.errors import ConfigError, ServiceError
 from schemas.source import EventSource
 from schemas.view import FeatureView
 from tests.support.feature_rows import make_view
-from tests.support.kafka import TIMEOUT_S, make_topic, produce
+from tests.support.kafka import TIMEOUT_S, make_group, make_topic, produce
 
 NOBODY = "127.0.0.1:9"
 
@@ -29,11 +31,19 @@ def partition_counts(kafka: str, *names: str) -> dict[str, int]:
     return {topic: len(found[topic].partitions) for topic in names}
 
 
-def configuration(kafka: str, topic: str) -> dict[str, Any]:
+def described(kafka: str, topic: str) -> dict[str, Any]:
     resource = ConfigResource(ResourceType.TOPIC, topic)
     admin = AdminClient({"bootstrap.servers": kafka})
-    described = admin.describe_configs([resource])[resource].result(TIMEOUT_S)
-    return {key: entry.value for key, entry in described.items()}
+    found: dict[str, Any] = admin.describe_configs([resource])[resource].result(TIMEOUT_S)
+    return found
+
+
+def configuration(kafka: str, topic: str) -> dict[str, Any]:
+    return {key: entry.value for key, entry in described(kafka, topic).items()}
+
+
+def origin(kafka: str, topic: str, key: str) -> int:
+    return int(described(kafka, topic)[key].source)
 
 
 def test_missing_topics_are_made_with_the_partitions_of_their_source(kafka: str) -> None:
@@ -70,11 +80,15 @@ def test_the_topics_of_a_view_are_made(kafka: str) -> None:
     assert made == [source.topic, f"dlq.{source.topic}", f"features.{view.name}", f"state.{view.name}"]
     assert set(partition_counts(kafka, *made).values()) == {2}
     assert configuration(kafka, f"state.{view.name}")["cleanup.policy"] == "compact"
+    # As the flights want it, and whatever the broker's default is.
+    check_retention(kafka, [source.topic])
+    assert origin(kafka, source.topic, "retention.ms") == ConfigSource.DYNAMIC_TOPIC_CONFIG.value
+    assert origin(kafka, f"features.{view.name}", "retention.ms") != ConfigSource.DYNAMIC_TOPIC_CONFIG.value
     assert int(configuration(kafka, f"dlq.{source.topic}")["max.message.bytes"]) > 1_048_588
 
 
 def test_a_broker_that_cannot_be_reached_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(topics_module, "_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(topics_module, "_CONNECT_TIMEOUT_S", 0.3)
     with pytest.raises(ServiceError, match=r"127\.0\.0\.1:9 .*services up"):
         ensure_topics(NOBODY, [Topic(name="t")])
 
@@ -118,3 +132,21 @@ def test_an_empty_topic_has_nothing(kafka: str) -> None:
 def test_a_topic_that_is_not_there_is_an_error(kafka: str, read: Any) -> None:
     with pytest.raises(ServiceError, match=r"test\.none at .* cannot be read"):
         read(kafka, "test.none")
+
+
+def test_a_group_has_caught_up_once_no_committed_record_lies_ahead_of_it(kafka: str) -> None:
+    topic, group = make_topic(kafka, partitions=2), make_group()
+    assert is_caught_up(kafka, group, topic)  # there is nothing to read
+    producer = Producer({"bootstrap.servers": kafka, "transactional.id": group})
+    producer.init_transactions(TIMEOUT_S)
+    producer.begin_transaction()
+    for number in range(3):
+        producer.produce(topic, b"%d" % number, partition=1)
+    producer.commit_transaction(TIMEOUT_S)
+    assert not is_caught_up(kafka, group, topic)  # what the group has read is unknown
+    place_group(kafka, group, topic, {1: 2})
+    assert not is_caught_up(kafka, group, topic)
+    # The marker of the transaction stands at 3: no consumer need have read past it.
+    place_group(kafka, group, topic, {1: 3})
+    assert sum(end_offsets(kafka, topic).values()) == 4
+    assert is_caught_up(kafka, group, topic)

@@ -12,15 +12,14 @@ from typing import Any
 
 from infra.local.port import choose_ports
 from infra.local.services import SERVICE_NAMES, LocalServices
-from jobs.application import Application, load_application
+from jobs.application import Application, consumer_groups, load_application
 from jobs.audit import Check, run_audit
-from jobs.consumer_group import committed_offsets, is_caught_up
+from jobs.consumer_group import is_caught_up
 from jobs.flights.producer import ProduceProgress, ProduceSummary, produce_flights
 from jobs.role import Role
 from jobs.scrape import Samples, scrape
 from jobs.settings import Settings
 from jobs.supervisor import Supervisor
-from jobs.topic_reader import read_topic
 from jobs.topics import ensure_topics, plan_topics
 
 POLL_S = 0.1
@@ -66,14 +65,7 @@ class RunningPipeline:
     @property
     def groups(self) -> Mapping[Role, tuple[str, list[str]]]:
         """Consumer group and topics of each role."""
-        views, (model,) = self.application.views.values(), self.application.models.values()
-        features = [view.topic for view in views]
-        return {
-            Role.FEATURES: ("headrace.features", sorted({view.source.topic for view in views})),
-            Role.ONLINE: ("headrace.online", features),
-            Role.OFFLINE: ("headrace.offline", features),
-            Role.SCORING: (f"headrace.scoring.{model.name}", [f"features.{model.trigger.name}"]),
-        }
+        return consumer_groups(self.application)
 
     def make_topics(self, *, partitions: int) -> None:
         views, models = list(self.application.views.values()), list(self.application.models.values())
@@ -128,32 +120,14 @@ class RunningPipeline:
 
     def until_drained(self, roles: Sequence[Role] = tuple(Role), *, within_s: float = 90.0) -> None:
         """Wait until each role has committed everything that is on its topics."""
-        if Role.FEATURES in roles:
-            group, topics = self.groups[Role.FEATURES]
-            self.until(
-                lambda: all(is_caught_up(self.kafka, group, topic) for topic in topics),
-                within_s=within_s,
-                what="features have caught up with the raw topics",
-            )
-        # Nothing more comes onto the features' topics from here on.
-        ends: dict[str, dict[int, int]] = {}
-        for topic in {topic for role in roles if role is not Role.FEATURES for topic in self.groups[role][1]}:
-            ends[topic] = {batch.partition: batch.next_offset for batch in read_topic(self.kafka, topic)}
-        for role in roles:
-            if role is Role.FEATURES:
-                continue
+        # Features first: once they are done, nothing more comes onto the topics of the others.
+        for role in sorted(roles, key=list(Role).index):
             group, topics = self.groups[role]
             self.until(
-                lambda group=group, topics=topics: all(
-                    self._has_reached(group, topic, ends[topic]) for topic in topics
-                ),  # type: ignore[misc]  # bound now
+                lambda group=group, topics=topics: all(is_caught_up(self.kafka, group, topic) for topic in topics),  # type: ignore[misc]  # bound now
                 within_s=within_s,
                 what=f"{role} has caught up with {topics}",
             )
-
-    def _has_reached(self, group: str, topic: str, ends: Mapping[int, int]) -> bool:
-        committed = committed_offsets(self.kafka, group, topic)
-        return all(committed.get(partition, 0) >= end for partition, end in ends.items())
 
     def scrape(self, *roles: Role) -> Samples:
         return scrape(self.ports[role] for role in roles or tuple(Role))

@@ -1,9 +1,11 @@
+import importlib
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from jobs.application import load_application
+from jobs.application import consumer_groups, load_application, load_recorded_application
+from jobs.role import Role
 from schemas.errors import ConfigError
 
 WriteModule = Callable[[str], str]
@@ -99,3 +101,28 @@ VIEWS = [replace(_VIEWS[0], version=99), *_VIEWS[1:]]
 def test_an_error_inside_a_module_is_not_taken_for_its_absence(write_module: WriteModule) -> None:
     with pytest.raises(ZeroDivisionError):
         load_application(write_module("1 / 0"))
+
+
+def test_two_models_of_one_name_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = importlib.import_module("jobs.flights")
+    monkeypatch.setattr(module, "MODELS", [*module.MODELS, *module.MODELS])
+    with pytest.raises(ConfigError, match=r"defines a model name twice: \['late_arrival', 'late_arrival'\]"):
+        load_application("jobs.flights")
+
+
+def test_scores_that_are_not_as_published_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert load_recorded_application("jobs.flights").models
+    published = tmp_path / "schemas" / "scores" / "late_arrival@1.json"
+    published.parent.mkdir(parents=True)
+    published.write_text("{}")
+    with pytest.raises(ConfigError, match=r"late_arrival@1.json differs from the model's contract"):
+        load_recorded_application("jobs.flights")
+
+
+def test_each_role_has_a_group_and_the_topics_that_it_reads() -> None:
+    groups = consumer_groups(load_application("jobs.flights"))
+    assert set(groups) == set(Role)
+    assert groups[Role.FEATURES][1] == ["flights.departed", "flights.departed.by_carrier", "flights.landed"]
+    assert groups[Role.ONLINE][1] == groups[Role.OFFLINE][1]
+    assert groups[Role.SCORING][1] == ["features.airport_departures"]

@@ -47,7 +47,7 @@ def test_an_error_of_ours_is_one_line_and_an_exit_code(
     def fail(*_: Any, **__: Any) -> None:
         raise error
 
-    monkeypatch.setattr(worker_module, "load_application", fail)
+    monkeypatch.setattr(worker_module, "load_recorded_application", fail)
     assert run("worker", "--role", "features") == code
     captured = capsys.readouterr()
     assert captured.err == f"headrace: {error}\n"
@@ -59,7 +59,7 @@ def test_an_error_that_is_none_of_ours_keeps_its_traceback(monkeypatch: pytest.M
         msg = "a bug"
         raise RuntimeError(msg)
 
-    monkeypatch.setattr(worker_module, "load_application", fail)
+    monkeypatch.setattr(worker_module, "load_recorded_application", fail)
     monkeypatch.setattr("sys.argv", ["headrace", "worker", "--role", "features"])
     with pytest.raises(RuntimeError, match="a bug"):
         cli.main()

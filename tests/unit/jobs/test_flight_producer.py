@@ -116,7 +116,8 @@ def client(monkeypatch: pytest.MonkeyPatch, clock: FakeClock) -> Callable[[], Fa
         return made[-1]
 
     monkeypatch.setattr(module, "Producer", make)
-    monkeypatch.setattr(module, "ensure_topics", lambda *_, **__: None)
+    monkeypatch.setattr(module, "ensure_topics", lambda *_, **__: [])
+    monkeypatch.setattr(module, "check_retention", lambda *_, **__: None)
     return lambda: made[-1]
 
 

@@ -4,6 +4,7 @@ import pytest
 
 from infra.local.services import ServiceAddresses
 from infra.local.state import ServiceRecord, write_state
+from jobs.role import Role
 from jobs.settings import Settings
 from schemas.errors import ConfigError
 
@@ -76,8 +77,9 @@ def test_the_cache_follows_the_users_cache_directory() -> None:
         ("HEADRACE_REDIS", "redis://cache:x", "redis://host:port/database"),
         ("HEADRACE_TRITON", "http://triton:8000", "host:port"),
         ("HEADRACE_TRITON_FALLBACK", "maybe", "0 or 1"),
-        ("HEADRACE_METRICS_PORT", "70000", "port from 0 to 65535"),
-        ("HEADRACE_METRICS_PORT", "-1", "port from 0 to 65535"),
+        ("HEADRACE_METRICS_PORT", "70000", "port from 1 to 65532, or 0"),
+        ("HEADRACE_METRICS_PORT", "65533", "port from 1 to 65532, or 0"),
+        ("HEADRACE_METRICS_PORT", "-1", "port from 1 to 65532, or 0"),
     ],
 )
 def test_a_wrong_value_is_an_error_that_names_variable_value_and_remedy(name: str, value: str, expected: str) -> None:
@@ -124,3 +126,14 @@ def test_a_local_service_that_has_ended_has_no_address(tmp_path: Path) -> None:
     write_state(tmp_path, {"kafka": record})
 
     assert Settings.from_environment({"HEADRACE_HOME": str(tmp_path)}).addresses().kafka is None
+
+
+def test_a_cluster_may_be_given() -> None:
+    url = "redis+cluster://:secret@a:6379"
+    assert Settings.from_environment({"HEADRACE_REDIS": url}).address("redis") == url
+
+
+@pytest.mark.parametrize(("first", "expected"), [("9500", [9500, 9501, 9502, 9503]), ("0", [0, 0, 0, 0])])
+def test_the_roles_have_ports_side_by_side_or_any_free_ones(first: str, expected: list[int]) -> None:
+    settings = Settings.from_environment({"HEADRACE_METRICS_PORT": first})
+    assert [settings.role_metrics_port(role) for role in Role] == expected

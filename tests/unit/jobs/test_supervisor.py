@@ -30,10 +30,9 @@ class FakeProcess:
 
 @dataclass
 class World:
-    """Processes, a clock, and what was slept."""
+    """Processes and a clock."""
 
     now_s: float = 100.0
-    slept_s: list[float] = field(default_factory=list)
     started: list[FakeProcess] = field(default_factory=list)
     ended: list[FakeProcess] = field(default_factory=list)
     exit_codes: dict[int, int] = field(default_factory=dict)
@@ -43,10 +42,6 @@ class World:
         assert log.name == f"worker-{argv[argv.index('--role') + 1]}.log"
         self.started.append(FakeProcess(len(self.started), argv, environment, ended=self.ended))
         return self.started[-1]
-
-    def sleep(self, seconds: float) -> None:
-        self.slept_s.append(seconds)
-        self.now_s += seconds
 
     def die(self, process: FakeProcess, *, code: int) -> None:
         process.alive = False
@@ -58,7 +53,6 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     made = World()
     monkeypatch.setattr(supervisor_module, "spawn", made.spawn)
     monkeypatch.setattr(supervisor_module, "exit_code", made.exit_codes.get)
-    monkeypatch.setattr(supervisor_module.time, "sleep", made.sleep)
     monkeypatch.setattr(supervisor_module.time, "monotonic", lambda: made.now_s)
     return made
 
@@ -83,12 +77,18 @@ def test_each_role_has_a_worker_with_its_port_and_environment(world: World, supe
 
 def test_a_worker_that_fails_is_started_again_with_growing_pauses(world: World, supervisor: Supervisor) -> None:
     supervisor.start([Role.ONLINE])
-    for _ in range(5):
+    for number, pause_s in enumerate((0, 1, 2, 5, 10), start=1):
         world.die(world.started[-1], code=1)
         (line,) = supervisor.check()
         assert "worker online ended with exit code 1, starting it again" in line
-    assert world.slept_s == [0.0, 1.0, 2.0, 5.0, 10.0]
-    assert len(world.started) == 6
+        if pause_s:
+            # Nobody is kept waiting meanwhile: who watches the workers must see a signal at once.
+            world.now_s += pause_s - 0.1
+            assert supervisor.check() == []
+            assert len(world.started) == number
+            world.now_s += 0.1
+            assert supervisor.check() == []
+        assert len(world.started) == number + 1
     world.die(world.started[-1], code=1)
     with pytest.raises(ServiceError, match="6 times in a row"):
         supervisor.check()
@@ -100,7 +100,8 @@ def test_a_worker_that_ran_for_long_starts_again_at_once(world: World, superviso
         world.now_s += 31
         world.die(world.started[-1], code=-9)
         assert len(supervisor.check()) == 1
-    assert set(world.slept_s) == {0.0}
+        assert world.started[-1].alive
+    assert len(world.started) == 9
 
 
 def test_a_worker_whose_settings_are_wrong_is_not_started_again(
@@ -139,6 +140,19 @@ def test_workers_end_with_the_last_of_the_path_first(world: World, supervisor: S
     assert roles == ["scoring", "offline", "online", "features"]
     assert supervisor.check() == []
     supervisor.stop()
+
+
+def test_a_worker_that_waits_for_its_start_is_not_started_once_all_is_stopped(
+    world: World, supervisor: Supervisor
+) -> None:
+    supervisor.start([Role.ONLINE])
+    for _ in range(2):
+        world.die(world.started[-1], code=1)
+        supervisor.check()
+    supervisor.stop()
+    world.now_s += 60
+    assert supervisor.check() == []
+    assert len(world.started) == 2
 
 
 def test_one_workers_end_leaves_the_others_alone(world: World, supervisor: Supervisor) -> None:

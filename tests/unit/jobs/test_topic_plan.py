@@ -37,3 +37,9 @@ def test_each_topic_comes_after_the_one_it_takes_its_partitions_from() -> None:
     planned = plan_topics(VIEWS, MODELS)
     for number, topic in enumerate(planned):
         assert topic.like is None or topic.like in {earlier.name for earlier in planned[:number]}
+
+
+def test_raw_events_are_kept_for_good_since_a_broker_would_delete_those_of_years_ago() -> None:
+    topics = by_name(plan_topics(VIEWS, MODELS))
+    raw = {name for name, topic in topics.items() if topic.config.get("retention.ms") == "-1"}
+    assert raw == {view.source.topic for view in VIEWS}

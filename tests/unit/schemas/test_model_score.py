@@ -9,6 +9,7 @@ from jobs.flights.model import MODELS
 from schemas.errors import ConfigError
 from schemas.model import SCORE_COLUMNS, ModelSpec
 from schemas.score import (
+    SCORES,
     check_recorded_schema,
     record_score_schema,
     render_score_schema,
@@ -41,17 +42,21 @@ SCORE = {
 
 @pytest.mark.parametrize("spec", MODELS, ids=lambda spec: spec.reference)
 def test_the_published_schema_is_what_the_contract_says(spec: ModelSpec):
+    assert (SCORES / f"{spec.reference}.json").read_text() == render_score_schema(spec)
     check_recorded_schema(spec)
 
 
-def test_a_published_schema_that_differs_or_lacks_is_found(tmp_path: Path):
+def test_a_published_schema_that_differs_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    directory = tmp_path / "schemas" / "scores"
+    directory.mkdir(parents=True)
     spec = make_spec()
-    with pytest.raises(ConfigError, match=r"model delay: no published schema, expected .*delay@1.json; record it"):
-        check_recorded_schema(spec, tmp_path)
-    assert record_score_schema(spec, tmp_path) == tmp_path / "delay@1.json"
-    check_recorded_schema(spec, tmp_path)
-    with pytest.raises(ConfigError, match=r"delay@1.json differs from the model's contract; record it"):
-        check_recorded_schema(make_spec(inputs=spec.inputs[:1]), tmp_path)
+    check_recorded_schema(spec)  # none is published
+    assert record_score_schema(spec, directory) == directory / "delay@1.json"
+    check_recorded_schema(spec)
+    changed = make_spec(inputs=spec.inputs[:1])
+    with pytest.raises(ConfigError, match=r"delay@1.json differs from the model's contract; record it anew"):
+        check_recorded_schema(changed)
 
 
 def test_the_schema_is_a_json_schema_of_draft_2020_12():

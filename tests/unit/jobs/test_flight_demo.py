@@ -1,0 +1,59 @@
+from datetime import UTC, datetime
+from io import StringIO
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from jobs.flights import demo as demo_module
+from jobs.flights.demo import Demo, Plan
+from jobs.role import Role
+from jobs.scrape import Samples
+from jobs.settings import Settings
+from schemas.errors import ServiceError
+
+DAY = datetime(2013, 1, 1, tzinfo=UTC)
+
+
+class FakeSupervisor:
+    def check(self) -> list[str]:
+        return []
+
+
+@pytest.fixture
+def demo(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Demo:
+    """A demo whose workers answer no scrape."""
+    monkeypatch.setattr(demo_module, "scrape", lambda _: Samples())
+    monkeypatch.setattr(demo_module, "_REFRESH_S", 0.0)
+    settings = Settings.from_environment(
+        {"HEADRACE_HOME": str(tmp_path), "HEADRACE_KAFKA": "a:1", "HEADRACE_APP": "jobs.flights"}
+    )
+    plan = Plan(train_until=DAY, live_until=DAY, until=DAY, live_speed=1, late_share=0, invalid_share=0)
+    supervisor: Any = FakeSupervisor()
+    return Demo(settings, plan, supervisor=supervisor, ports={}, console=Console(file=StringIO()))
+
+
+def test_a_role_is_done_once_its_committed_offsets_say_so_and_not_when_its_metrics_are_silent(
+    demo: Demo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def is_caught_up(_: str, group: str, __: str) -> bool:
+        asked.append(group)
+        return asked.count(group) > 4
+
+    monkeypatch.setattr(demo_module, "is_caught_up", is_caught_up)
+    demo._wait_until_drained([Role.ONLINE, Role.FEATURES])
+    features, online = (
+        demo_module.consumer_groups(demo._application)[role][0] for role in (Role.FEATURES, Role.ONLINE)
+    )
+    assert asked.count(features) > 4
+    # Only once nothing more comes onto their topics can the others be done.
+    assert asked.index(online) > max(at for at, group in enumerate(asked) if group == features)
+
+
+def test_workers_that_do_not_come_to_an_end_are_named(demo: Demo, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo_module, "_DRAIN_S", -1.0)
+    monkeypatch.setattr(demo_module, "is_caught_up", lambda _, group, __: "features" in group)
+    with pytest.raises(ServiceError, match="online, offline are not done"):
+        demo._wait_until_drained([Role.OFFLINE, Role.ONLINE, Role.FEATURES])
