@@ -18,17 +18,20 @@ A file holds a list of transcripts::
 Times are ``hh:mm:ss`` (``-`` in front: before) on the transcript's ``day``, 2024-01-01 unless said. A row's offset
 counts on from the row before; its broker time is null unless given as ``broker``. Of each expected row only the columns
 that it names are compared, but there must be exactly these rows in exactly this order. A step is one of ``rows``,
-``idle`` (``{at: processing time, caught_up: true}``) and ``close``; ``processing_time`` of a step of rows is given the
+``idle`` (``{at: processing time, caught_up: true}``), ``restart`` (from a snapshot) and ``close``; ``processing_time`` of a step of rows is given the
 same way.
 """
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import yaml
+from typer.testing import CliRunner
 
+from jobs.cli import app
 from schemas import aggregation
 from schemas.entity import Entity
 from schemas.time import parse_rfc3339_us
@@ -59,10 +62,12 @@ class TranscriptError(AssertionError):
 
 @dataclass(frozen=True)
 class Output:
+    """What a step made; None for what an executor cannot tell."""
+
     rows: list[Row]
     dead_letters: list[Row]
-    watermark_us: int
-    is_idle: bool
+    watermark_us: int | None = None
+    is_idle: bool | None = None
 
 
 class Executor(Protocol):
@@ -73,6 +78,8 @@ class Executor(Protocol):
     def idle(self, *, processing_time_us: int, is_caught_up: bool) -> Output: ...
 
     def close(self) -> Output: ...
+
+    def restart(self) -> Output: ...
 
 
 class EngineExecutor:
@@ -99,6 +106,10 @@ class EngineExecutor:
     def close(self) -> Output:
         return self.output([self.engine.close()])
 
+    def restart(self) -> Output:
+        self.engine = WindowEngine.restore(self.view, self.engine.snapshot())
+        return self.output([])
+
     def output(self, results: list[StepResult]) -> Output:
         return Output(
             rows=[row for result in results for row in to_rows(result.rows)],
@@ -108,12 +119,79 @@ class EngineExecutor:
         )
 
 
+class ComputeExecutor:
+    """``headrace compute`` on a file: each step runs it anew, on all the rows so far, and takes what it adds."""
+
+    def __init__(self, transcript: "Transcript", directory: Path) -> None:
+        self.view = transcript.view
+        self.events, self.rows_path, self.dead_path = (
+            directory / name for name in ("events.ndjson", "rows.ndjson", "dead_letters.ndjson")
+        )
+        self.module = directory / "definition.py"
+        self.module.write_text(
+            "from pathlib import Path\n\n"
+            "from tests.support.transcript import load_transcripts\n\n"
+            f"FOUND = load_transcripts(Path({str(transcript.directory)!r}))\n"
+            f"VIEWS = [next(t.view for t in FOUND if t.name == {transcript.name!r})]\n"
+        )
+        self.lines: list[str] = []
+        self.n_rows = self.n_letters = 0
+
+    def rows(self, rows: list[Row], *, processing_time_us: int) -> Output:
+        del processing_time_us
+        self.lines += [json.dumps(self.document(row)) for row in rows]
+        return self.compute()
+
+    def document(self, row: Row) -> Row:
+        places = [name for name in ("_offset", "_broker_time") if row[name] is not None]
+        return {name: row[name] for name in [*self.view.source.schema.fields, *places] if name in row}
+
+    def idle(self, *, processing_time_us: int, is_caught_up: bool) -> Output:
+        msg = f"a file has no processing time, expected no idle step (at {processing_time_us}, {is_caught_up})"
+        raise AssertionError(msg)
+
+    def close(self) -> Output:
+        return self.compute("--close")
+
+    def restart(self) -> Output:
+        return Output([], [])
+
+    def compute(self, *options: str) -> Output:
+        self.events.write_text("".join(f"{line}\n" for line in self.lines))
+        paths = ["--input", self.events, "--output", self.rows_path, "--dead-letters", self.dead_path]
+        arguments = ["compute", str(self.module), *map(str, paths), "--batch-rows", "2", *options]
+        result = CliRunner().invoke(app, arguments)
+        if result.exception is not None:
+            raise result.exception
+        rows, letters = (
+            list(map(json.loads, path.read_text().split("\n")[:-1])) for path in (self.rows_path, self.dead_path)
+        )
+        made = Output([self.in_us(row) for row in rows[self.n_rows :]], letters[self.n_letters :])
+        self.n_rows, self.n_letters = len(rows), len(letters)
+        return made
+
+    def in_us(self, row: Row) -> Row:
+        return {n: parse_rfc3339_us(v) if n in TIMES and v is not None else v for n, v in row.items()}
+
+
 @dataclass(frozen=True)
 class Transcript:
     """One script; see the module."""
 
     name: str
     text: dict[str, Any]
+    directory: Path
+
+    def has_step_with(self, *names: str) -> bool:
+        """Tell whether any step says one of these."""
+        return any(name in step for step in self.text["steps"] for name in names)
+
+    @property
+    def fits_a_file(self) -> bool:
+        """Whether its rows can stand in a file: that has no processing time and no headers, and JSON has no NaN."""
+        rows = [row for step in self.text["steps"] for row in step.get("rows", ())]
+        is_plain = all("request_id" not in row and row.get("x") == row.get("x") for row in rows)
+        return is_plain and not self.has_step_with("idle")
 
     @property
     def view(self) -> FeatureView:
@@ -148,8 +226,10 @@ class Transcript:
                 output = executor.idle(processing_time_us=now_us, is_caught_up=idle["caught_up"])
             elif "close" in step:
                 output = executor.close()
+            elif "restart" in step:
+                output = executor.restart()
             else:
-                msg = f"{place}: expected one of `rows`, `idle` and `close`"
+                msg = f"{place}: expected one of `rows`, `idle`, `restart` and `close`"
                 raise TranscriptError(msg)
             self.compare(place, output, step)
 
@@ -177,25 +257,23 @@ class Transcript:
             raise TranscriptError(msg)
         wanted = step.get("dead_letters", [])
         letters = [
-            {name: letter[ALIASES.get(name, name)] for name in want}
+            {name: letter.get(name, letter.get(f"_{name}")) for name in want}
             for letter, want in zip(output.dead_letters, wanted, strict=False)
         ]
         if letters != wanted or len(output.dead_letters) != len(wanted):
             msg = f"{place}: dead letters\n  got      {output.dead_letters}\n  expected {wanted}"
             raise TranscriptError(msg)
-        if "watermark" in step and output.watermark_us != self.time_us(step["watermark"]):
+        is_told = output.watermark_us is not None
+        if is_told and "watermark" in step and output.watermark_us != self.time_us(step["watermark"]):
             msg = f"{place}: watermark\n  got      {output.watermark_us}\n  expected {step['watermark']}"
             raise TranscriptError(msg)
-        if "is_idle" in step and output.is_idle != step["is_idle"]:
+        if output.is_idle is not None and "is_idle" in step and output.is_idle != step["is_idle"]:
             msg = f"{place}: is_idle\n  got      {output.is_idle}\n  expected {step['is_idle']}"
             raise TranscriptError(msg)
 
     def expected(self, row: Row) -> Row:
         named = {COLUMNS.get(name, name): value for name, value in row.items()}
         return {n: self.time_us(v) if n in TIMES and v is not None else v for n, v in named.items()}
-
-
-ALIASES = {"offset": "_offset"}
 
 
 def make_feature(definition: dict[str, Any]) -> Any:
@@ -217,4 +295,4 @@ def load_transcripts(directory: Path) -> Iterator[Transcript]:
     """Read all transcripts of a directory."""
     for path in sorted(directory.glob("*.yaml")):
         for text in yaml.safe_load(path.read_text()):
-            yield Transcript(f"{path.stem}: {text['name']}", text)
+            yield Transcript(f"{path.stem}: {text['name']}", text, directory)
