@@ -18,8 +18,8 @@ A file holds a list of transcripts::
 Times are ``hh:mm:ss`` (``-`` in front: before) on the transcript's ``day``, 2024-01-01 unless said. A row's offset
 counts on from the row before; its broker time is null unless given as ``broker``. Of each expected row only the columns
 that it names are compared, but there must be exactly these rows in exactly this order. A step is one of ``rows``,
-``idle`` (``{at: processing time, caught_up: true}``), ``restart`` (from a snapshot) and ``close``; ``processing_time`` of a step of rows is given the
-same way.
+``idle`` (``{at: processing time, caught_up: true}``), ``restart`` (from a snapshot) and ``close``; ``processing_time``
+of a step of rows is given the same way.
 """
 
 import json
