@@ -30,6 +30,8 @@ from streams.windowing.register import (
     Versions,
 )
 from streams.windowing.segment import Array, Bools, Ints
+from streams.windowing.snapshot import Content
+from streams.windowing.stored_code import CodeReader, CodeWriter
 from streams.windowing.tally import (
     Tally,
     TallyRows,
@@ -180,34 +182,48 @@ class CellBank:
 
         return {f.name: self._results[f.function](f, _Merged(fold, reads.at_us, reads.span_us)) for f in features}
 
-    def to_tables(self, cells: Ints, *, name: str, owners: dict[str, pa.Array]) -> dict[str, pa.Table]:
-        """State of these cells: a table of one row each (after the columns ``owners``) and one for each tally."""
+    def write(
+        self, cells: Ints, content: Content, *, codes: CodeWriter, name: str, owners: dict[str, pa.Array]
+    ) -> None:
+        """Write the state of these cells: a row of a table each (after the columns ``owners``), and its tallies."""
         columns = dict(owners)
-        peaks = {}
-        for number, register in enumerate(self.registers.values()):
-            columns |= {f"{number}.{part}": pa.array(values[cells]) for part, values in register.state.items()}
-            peaks[str(number)] = str(register.peak)
-        tables = {name: pa.table(columns).replace_schema_metadata(peaks)}
-        row_of = np.full(int(cells.max(initial=-1)) + 1, -1, dtype=np.int64)
-        row_of[cells] = np.arange(len(cells))
-        for number, tally in enumerate(self.tallies.values()):
-            tables[f"{name}.tally.{number}"] = tally.to_table(row_of)
-        for number, sketches in enumerate(self.sketches.values()):
-            tables[f"{name}.hll.{number}"] = sketches.to_table(row_of)
-        return tables
-
-    def from_tables(self, tables: dict[str, pa.Table], cells: Ints, *, name: str) -> None:
-        """Take over a state; the row ``i`` of the table becomes the cell ``cells[i]``, which there is room for."""
-        table = tables[name]
-        peaks = {key.decode(): int(value) for key, value in (table.schema.metadata or {}).items()}
-        for number, register in enumerate(self.registers.values()):
+        for number, (place, register) in enumerate(self.registers.items()):
             for part, values in register.state.items():
-                values[cells] = table.column(f"{number}.{part}").to_numpy()
-            register.peak = peaks[str(number)]
-        for number, tally in enumerate(self.tallies.values()):
-            tally.from_table(tables[f"{name}.tally.{number}"], cells)
+                chosen = values[cells]
+                if part == "value" and self._is_coded(place):
+                    chosen = codes.store(place[1] or "", chosen)
+                columns[f"{number}.{part}"] = pa.array(chosen)
+        content.tables[name] = pa.table(columns)
+        content.facts[f"{name}.peaks"] = [register.peak for register in self.registers.values()]
+        for number, (place, tally) in enumerate(self.tallies.items()):
+            counts = tally.of_cells(cells)
+            code = codes.store(place[1] or "", counts.code) if place[0] == "tally" else counts.code
+            columns = {"row": pa.array(counts.query), "code": pa.array(code), "count": pa.array(counts.count)}
+            content.tables[f"{name}.tally.{number}"] = pa.table(columns)
         for number, sketches in enumerate(self.sketches.values()):
-            sketches.from_table(tables[f"{name}.hll.{number}"], cells)
+            content.tables[f"{name}.hll.{number}"] = sketches.to_table(cells)
+
+    def read_part(self, content: Content, cells: Ints, *, codes: CodeReader, name: str) -> None:
+        """Take over a state: the row ``i`` becomes the cell ``cells[i]``, which is empty, or none where that is -1."""
+        rows = np.flatnonzero(cells >= 0)
+        peaks = content.facts[f"{name}.peaks"]
+        for number, (place, register) in enumerate(self.registers.items()):
+            register.peak = max(register.peak, peaks[number])
+            for part, values in register.state.items():
+                stored = content.column(name, f"{number}.{part}")[rows]
+                is_coded = part == "value" and self._is_coded(place)
+                values[cells[rows]] = codes.load(place[1] or "", stored) if is_coded else stored
+        for number, (place, tally) in enumerate(self.tallies.items()):
+            row, code, count = (content.column(f"{name}.tally.{number}", part) for part in ("row", "code", "count"))
+            keep = cells[row] >= 0
+            code = codes.load(place[1] or "", code[keep]) if place[0] == "tally" else code[keep]
+            tally.add(cells[row[keep]], code, count[keep])
+        for number, sketches in enumerate(self.sketches.values()):
+            if (table := content.tables.get(f"{name}.hll.{number}")) is not None:
+                sketches.from_table(table, cells)
+
+    def _is_coded(self, place: Place) -> bool:
+        return place[1] is not None and self._pools.is_coded(place[1])
 
     def sum_peak(self, feature: PlannedFeature) -> int:
         """No cell's integer sum of this feature has been further from 0 than this."""

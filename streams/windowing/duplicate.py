@@ -5,14 +5,30 @@ apart, and the watermark it is judged against is not so far that any copy would 
 the window + ``reach_us``). Rows without an id are never duplicates.
 """
 
+from array import array
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from streams.windowing.bucket import buckets_of
 from streams.windowing.segment import Bools, Ints
+from streams.windowing.snapshot import PartKind, Selection
+
+_SLOTS: Final = 16
+"""In how many steps a whole memory is forgotten."""
+
+
+@dataclass
+class _Slot:
+    """Ids that are forgotten together."""
+
+    ids: list[Any] = field(default_factory=list)
+    times: "array[int]" = field(default_factory=lambda: array("q"))
+    n_told: int = 0
 
 
 class DuplicateMemory:
@@ -22,7 +38,8 @@ class DuplicateMemory:
         self._window_us = window_us
         self._reach_us = reach_us
         self._times: dict[Any, list[int]] = {}
-        self._batches: list[tuple[int, list[Any], list[int]]] = []
+        self._slots: dict[int, _Slot] = {}
+        self._slot_us = max(1, (window_us + reach_us) // _SLOTS)
 
     def find(
         self,
@@ -86,35 +103,46 @@ class DuplicateMemory:
 
     def add(self, ids: list[Any], time_us: list[int]) -> None:
         """Remember admitted rows."""
-        kept = [(event_id, time) for event_id, time in zip(ids, time_us, strict=True) if event_id is not None]
-        if kept:
-            for event_id, time in kept:
+        kept_us = self._window_us + self._reach_us
+        # Row by row, as each id has its own place in the dict (0.3 us).
+        for event_id, time in zip(ids, time_us, strict=True):
+            if event_id is not None:
                 self._times.setdefault(event_id, []).append(time)
-            newest = max(time for _, time in kept)
-            self._batches.append(
-                (newest + self._window_us + self._reach_us, [i for i, _ in kept], [t for _, t in kept])
-            )
+                slot = self._slots.setdefault((time + kept_us) // self._slot_us, _Slot())
+                slot.ids.append(event_id)
+                slot.times.append(time)
 
     def forget(self, watermark_us: int) -> None:
-        """Drop the ids whose copies would be late; a batch of them at a time, so some are kept a little longer."""
-        expired = [batch for batch in self._batches if batch[0] <= watermark_us]
-        if not expired:
-            return
-        self._batches = [batch for batch in self._batches if batch[0] > watermark_us]
-        for _, ids, times in expired:
-            for event_id, time in zip(ids, times, strict=True):
+        """Drop the ids whose copies would be late; a slot of them at a time, so some are kept a little longer."""
+        for number in [number for number in self._slots if (number + 1) * self._slot_us <= watermark_us]:
+            slot = self._slots.pop(number)
+            for event_id, time in zip(slot.ids, slot.times, strict=True):
                 left = self._times[event_id]
                 left.remove(time)
                 if not left:
                     del self._times[event_id]
 
-    def to_table(self, id_type: pa.DataType) -> pa.Table:
-        """State as a table."""
-        flat = [(event_id, time) for event_id, times in self._times.items() for time in times]
-        return pa.table(
-            {"id": pa.array([i for i, _ in flat], id_type), "time_us": pa.array([t for _, t in flat], pa.int64())}
-        )
+    def write(self, selection: Selection, id_type: pa.DataType) -> pa.Table:
+        """Write the selected state."""
+        ids, times = [pa.array([], id_type)], [np.empty(0, dtype=np.int64)]
+        for slot in self._slots.values():
+            slot_times = np.array(slot.times)
+            rows = np.arange(slot.n_told if selection.kind is PartKind.CHANGES else 0, len(slot.ids))
+            if selection.bucket is not None:
+                rows = np.flatnonzero(buckets_of(slot_times) == selection.bucket)
+            ids.append(pa.array([slot.ids[row] for row in rows.tolist()], id_type))
+            times.append(slot_times[rows])
+        return pa.table({"id": pa.concat_arrays(ids), "time_us": pa.array(np.concatenate(times))})
 
-    def from_table(self, table: pa.Table) -> None:
-        """Take over a state."""
-        self.add(table.column("id").to_pylist(), table.column("time_us").to_pylist())
+    def mark_told(self) -> None:
+        """Begin to note changes anew."""
+        for slot in self._slots.values():
+            slot.n_told = len(slot.ids)
+
+    def read_part(self, table: pa.Table, *, watermark_us: int) -> None:
+        """Take over the ids that are not here yet, and whose copies are not late under a watermark."""
+        is_kept = table.column("time_us").to_numpy() + self._window_us + self._reach_us > watermark_us
+        table = table.filter(pa.array(is_kept))
+        ids, times = table.column("id").to_pylist(), table.column("time_us").to_pylist()
+        fresh = [(i, t) for i, t in zip(ids, times, strict=True) if t not in self._times.get(i, ())]
+        self.add([event_id for event_id, _ in fresh], [time for _, time in fresh])

@@ -4,6 +4,9 @@ No I/O, no clock, no Kafka: the same object is driven by agents, replay and back
 rows and markers it was given, never of how they were cut into batches.
 """
 
+from collections.abc import Iterable, Iterator
+from itertools import chain
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -14,6 +17,7 @@ from schemas.time import END_OF_TIME_US, MINUS_INFINITY_US
 from schemas.view import FeatureView
 from streams.windowing.admission import Rejections, Screen
 from streams.windowing.batch import InputBatch
+from streams.windowing.bucket import N_BUCKETS
 from streams.windowing.duplicate import DuplicateMemory
 from streams.windowing.idleness import IdleClock
 from streams.windowing.intake import Intake, Taken
@@ -21,7 +25,16 @@ from streams.windowing.plan import compile_view
 from streams.windowing.result import StepCounts, StepResult, WatermarkMarker
 from streams.windowing.session_intake import SessionIntake
 from streams.windowing.sliding_intake import SlidingIntake
-from streams.windowing.snapshot import read_snapshot, table_from_bytes, table_to_bytes, write_snapshot
+from streams.windowing.snapshot import (
+    Content,
+    PartHeader,
+    PartKind,
+    Selection,
+    newest_first,
+    read_header,
+    read_part,
+    write_part,
+)
 
 
 class WindowEngine:
@@ -39,6 +52,8 @@ class WindowEngine:
         self.source_partition = source_partition
         self.watermark_us = MINUS_INFINITY_US
         self.last_offset: int | None = None
+        self._n_changes = 0
+        self._has_untold = False
         self._plan = compile_view(view)
         self._screen = Screen(view.source, key=view.entity.key)
         self._idle = IdleClock(timeout_us=view.source.idle_timeout_us, is_advancing=view.source.idle_advance)
@@ -76,6 +91,7 @@ class WindowEngine:
         self.watermark_us = taken.watermark_us
         if len(rows.offsets):
             self.last_offset = int(rows.offsets[-1])
+            self._has_untold = True
             self._idle.note_rows(processing_time_us=processing_time_us, watermark_us=self.watermark_us)
         return self._result(taken, rejections.to_table(rows.offsets))
 
@@ -126,6 +142,7 @@ class WindowEngine:
 
     def _advance_to(self, watermark_us: int, marker: WatermarkMarker | None = None) -> StepResult:
         before_us, self.watermark_us = self.watermark_us, max(self.watermark_us, watermark_us)
+        self._has_untold = True
         with np.errstate(all="ignore"):
             rows = self._intake.advance(before_us=before_us, after_us=self.watermark_us, last_offset=self.last_offset)
         dead_letters = Rejections().to_table(np.empty(0, dtype=np.int64))
@@ -153,18 +170,49 @@ class WindowEngine:
     # State
 
     def snapshot(self) -> bytes:
-        """State as versioned Arrow IPC bytes; idleness is not part of it, for a restart begins a new wait."""
-        tables = self._intake.to_tables()
-        tables["engine"] = pa.table(
-            {
-                "watermark_us": pa.array([self.watermark_us], pa.int64()),
-                "last_offset": pa.array([self.last_offset], pa.int64()),
-            }
-        )
+        """All of the state, as versioned Arrow IPC bytes; idleness is not part of it: a restart begins a new wait."""
+        return self._write(Selection(PartKind.WHOLE))
+
+    def changes(self) -> bytes:
+        """What has changed since the last call; of a new engine, since it began.
+
+        It costs what has changed: keys that got a row, and of those only the tiles and panes that changed; what is gone
+        costs nothing. Each call gives the next number to what it tells (see ``read_header``), so the bytes must be
+        kept; where they were lost, the engine has to be restored from what was kept.
+        """
+        self._n_changes += 1
+        blob = self._write(Selection(PartKind.CHANGES))
+        self._intake.mark_told()
+        if self._duplicates is not None:
+            self._duplicates.mark_told()
+        self._has_untold = False
+        return blob
+
+    def bucket(self, number: int) -> bytes:
+        """All of the state of one of the ``N_BUCKETS`` buckets of keys.
+
+        Taken right after :meth:`changes`, with no step between, at the same place of the log. When every bucket has
+        been written after some changes, these and all before them may be thrown away.
+
+        Raises:
+            WindowingError: There was a step since the last changes, or there is no such bucket.
+        """
+        if not 0 <= number < N_BUCKETS:
+            msg = f"bucket {number} was asked for, expected 0 to {N_BUCKETS - 1}"
+            raise WindowingError(msg)
+        if self._has_untold:
+            msg = f"bucket {number} was asked for after a step, expected right after changes(); call that first"
+            raise WindowingError(msg)
+        return self._write(Selection(PartKind.BUCKET, number))
+
+    def _write(self, selection: Selection) -> bytes:
+        content = self._intake.write(selection)
+        content.facts |= {"watermark_us": self.watermark_us, "last_offset": self.last_offset}
         if self._duplicates is not None:
             id_type = self.view.source.schema.arrow_schema.field(self.view.source.event_id).type
-            tables["duplicates"] = self._duplicates.to_table(id_type)
-        return write_snapshot({name: table_to_bytes(t) for name, t in tables.items()}, identity=self._identity())
+            content.tables["duplicates"] = self._duplicates.write(selection, id_type)
+        header = PartHeader(kind=selection.kind, number=self._n_changes, bucket=selection.bucket)
+        return write_part(header, content, identity=self._identity())
 
     @classmethod
     def restore(cls, view: FeatureView, blob: bytes, *, source_partition: int = 0) -> "WindowEngine":
@@ -173,17 +221,44 @@ class WindowEngine:
         Raises:
             StateVersionError: The snapshot is of another format, definition, topic or partition.
         """
+        return cls.restore_parts(view, [blob], source_partition=source_partition)
+
+    @classmethod
+    def restore_parts(cls, view: FeatureView, parts: Iterable[bytes], *, source_partition: int = 0) -> "WindowEngine":
+        """Make an engine that goes on where the newest of these parts was taken.
+
+        Args:
+            view: The definition.
+            parts: Changes, buckets and snapshots of one engine (and of those restored from it) in any order: the newest
+                of each bucket, and all changes after it. More than that does no harm; none at all is a new engine.
+            source_partition: Number of the partition.
+
+        Returns:
+            The engine; ``last_offset`` tells where in the log to go on.
+
+        Raises:
+            StateVersionError: A part is of another format, definition, topic or partition; or changes are missing.
+        """
         engine = cls(view, source_partition=source_partition)
-        sections = read_snapshot(blob, identity=engine._identity())
-        engine._load({name: table_from_bytes(content) for name, content in sections.items()})
+        identity = engine._identity()
+        blobs = list(parts)
+        order, engine._n_changes = newest_first(read_header(blob, identity=identity) for blob in blobs)
+        engine._read(read_part(blobs[position], identity=identity) for position in order)
         return engine
 
-    def _load(self, tables: dict[str, pa.Table]) -> None:
-        (engine,) = tables["engine"].to_pylist()
-        self.watermark_us, self.last_offset = engine["watermark_us"], engine["last_offset"]
+    def _read(self, contents: Iterator[Content]) -> None:
+        if (newest := next(contents, None)) is None:
+            return
+        self.watermark_us, self.last_offset = newest.facts["watermark_us"], newest.facts["last_offset"]
+        self._intake.read(map(self._read_shared, chain([newest], contents)), watermark_us=self.watermark_us)
         if self._duplicates is not None:
-            self._duplicates.from_table(tables["duplicates"])
-        self._intake.from_tables(tables, watermark_us=self.watermark_us)
+            self._duplicates.mark_told()
+
+    def _read_shared(self, content: Content) -> Content:
+        """Take over what does not belong to the windows; parts are gone through once, for they are large."""
+        if self._duplicates is not None and (table := content.tables.get("duplicates")) is not None:
+            self._duplicates.read_part(table, watermark_us=self.watermark_us)
+        return content
 
     def _identity(self) -> dict[str, str]:
         return {

@@ -138,9 +138,10 @@ class Sketches:
             made[version] = sketch
         return made
 
-    def to_table(self, row_of: Ints) -> pa.Table:
-        """State as a table; cells are named by ``row_of``."""
-        named = sorted((int(row_of[cell]), dump_sketch(sketch)) for cell, sketch in self._sketches.items())
+    def to_table(self, cells: Ints) -> pa.Table:
+        """Sketches of these cells as a table; cells are named by their position."""
+        found = [(row, self._sketches.get(cell)) for row, cell in enumerate(cells.tolist())]
+        named = [(row, dump_sketch(sketch)) for row, sketch in found if sketch is not None]
         return pa.table(
             {
                 "row": pa.array([row for row, _ in named], pa.int64()),
@@ -149,6 +150,8 @@ class Sketches:
         )
 
     def from_table(self, table: pa.Table, cells: Ints) -> None:
-        """Take over a state."""
+        """Take over sketches; the row named ``i`` is of the cell ``cells[i]``, or of none where that is below 0."""
         rows, dumped = table.column("row").to_pylist(), table.column("sketch").to_pylist()
-        self._sketches = {int(cells[row]): load_sketch(sketch) for row, sketch in zip(rows, dumped, strict=True)}
+        for row, sketch in zip(rows, dumped, strict=True):
+            if cells[row] >= 0:
+                self._sketches[int(cells[row])] = load_sketch(sketch)

@@ -1,5 +1,6 @@
 """What the engine needs of the part that takes rows in, for either kind of view."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,6 +16,7 @@ from streams.windowing.batch import InputBatch
 from streams.windowing.plan import Plan, Scope
 from streams.windowing.result import LAST_DATETIME_US
 from streams.windowing.segment import Ints
+from streams.windowing.snapshot import Content, Selection
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,11 +57,14 @@ class Intake(Protocol):
     def advance(self, *, before_us: int, after_us: int, last_offset: int | None) -> pa.Table:
         """Move the watermark without a row and give what that fires."""
 
-    def to_tables(self) -> dict[str, pa.Table]:
-        """State as tables."""
+    def write(self, selection: Selection) -> Content:
+        """Write the selected state: all of it, that of the keys of a bucket, or what is new since ``mark_told``."""
 
-    def from_tables(self, tables: dict[str, pa.Table], *, watermark_us: int) -> None:
-        """Take over a state."""
+    def mark_told(self) -> None:
+        """Begin to note changes anew."""
+
+    def read(self, contents: Iterable[Content], *, watermark_us: int) -> None:
+        """Make parts, the newest first, the state of a view that has none; ``watermark_us`` is that of the newest."""
 
 
 class OutputTable:

@@ -1,13 +1,17 @@
 """Entity keys as small dense numbers, which index the state's arrays."""
 
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-Ints = npt.NDArray[np.int64]
+from streams.windowing.bucket import Buckets, bucket_of
+from streams.windowing.segment import Ints
+
+_FIRST_CAPACITY: Final = 1_024
+_NO_BUCKET: Final = 255
+"""Bucket of a number that is not in use."""
 
 
 class KeyTable:
@@ -18,6 +22,7 @@ class KeyTable:
         self._ids: dict[Any, int] = {}
         self._values: list[Any] = []
         self._free: list[int] = []
+        self._buckets: Buckets = np.empty(0, dtype=np.uint8)
 
     def __len__(self) -> int:
         return len(self._ids)
@@ -48,7 +53,11 @@ class KeyTable:
         else:
             number = len(self._values)
             self._values.append(key)
+            if number >= len(self._buckets):
+                more = np.full(max(_FIRST_CAPACITY, number), _NO_BUCKET, dtype=np.uint8)
+                self._buckets = np.concatenate([self._buckets, more])
         self._ids[key] = number
+        self._buckets[number] = bucket_of(key)
         return number
 
     def release(self, ids: Ints) -> None:
@@ -57,10 +66,11 @@ class KeyTable:
             del self._ids[self._values[number]]
             self._values[number] = None
             self._free.append(number)
+        self._buckets[ids] = _NO_BUCKET
 
-    def live_ids(self) -> Ints:
-        """Numbers in use."""
-        return np.fromiter(self._ids.values(), dtype=np.int64, count=len(self._ids))
+    def live_ids(self, bucket: int | None = None) -> Ints:
+        """Numbers in use, rising; only of the keys of a bucket if one is given."""
+        return np.flatnonzero(self._buckets != _NO_BUCKET if bucket is None else self._buckets == bucket)
 
     def to_arrow(self, ids: Ints) -> pa.Array:
         """Keys of these numbers."""

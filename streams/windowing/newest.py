@@ -5,6 +5,7 @@ newest as of any row are a slice of that layout. Where not, the places of the N 
 side, the first new row of all such keys, then the second …; a key with many rows, or one that begins anew, by itself.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -106,27 +107,34 @@ class NewestRows:
         """Forget the rows of these keys."""
         self.n_kept[keys] = 0
 
-    def to_table(self, ids: Ints) -> pa.Table:
-        """State as a table of one row for each row kept; keys are named by their position in ``ids``."""
+    def to_table(self, ids: Ints, codes: dict[str, Callable[[Array], Array]]) -> pa.Table:
+        """State as a table of one row for each row kept; keys are named by their position in ``ids``.
+
+        ``codes`` tells how to store the codes of the columns that have them.
+        """
         key, at = np.nonzero(np.arange(self.size) < self.n_kept[ids][:, None])
         columns = {"key": key, "time_us": self.time_us[ids[key], at]}
         for number, name in enumerate(self.columns):
+            values = self.columns[name][ids[key], at]
             columns |= {
-                f"{number}.value": self.columns[name][ids[key], at],
+                f"{number}.value": codes[name](values) if name in codes else values,
                 f"{number}.valid": self.valid[name][ids[key], at],
             }
         return pa.table({name: pa.array(values) for name, values in columns.items()})
 
-    def from_table(self, table: pa.Table, ids: Ints) -> None:
-        """Take over a state; there is room for these keys."""
+    def from_table(self, table: pa.Table, ids: Ints, codes: dict[str, Callable[[Array], Array]]) -> None:
+        """Take over a state of keys that have none; the key named ``i`` is ``ids[i]``, or none where that is -1."""
         columns = {name: table.column(name).to_numpy() for name in table.column_names}
+        keep = np.flatnonzero(ids[columns["key"]] >= 0)
+        columns = {name: values[keep] for name, values in columns.items()}
         starts, lengths = find_segments(columns["key"])
         _, at = expand(lengths)
         keys = ids[columns["key"]]
         self.n_kept[keys[starts]] = lengths
         self.time_us[keys, at] = columns["time_us"]
         for number, name in enumerate(self.columns):
-            self.columns[name][keys, at] = columns[f"{number}.value"]
+            values = columns[f"{number}.value"]
+            self.columns[name][keys, at] = codes[name](values) if name in codes else values
             self.valid[name][keys, at] = columns[f"{number}.valid"]
 
     def scan(self, columns: BatchColumns, rows: KeyRows, is_reset: Bools) -> Layout:

@@ -1,8 +1,9 @@
 """What passes between the steps of a sliding view: a batch made ready, a batch taken in, rows of output to be."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from streams.windowing.columns import BatchColumns
@@ -114,9 +115,20 @@ class PendingPanes:
         emptied: Ends right after a tile that came when they had been reached.
         frozen: Those of ``changed`` that have expired meanwhile.
         frozen_values: Their window features as of the last row that counted.
+        changed_is_told, emptied_is_told: Whether the last changes told of each.
+        n_frozen_told: Of how many of ``frozen`` they told: the first ones.
     """
 
     changed: Panes
     emptied: Panes
     frozen: Panes
     frozen_values: dict[str, pa.Array]
+    changed_is_told: Bools = field(default_factory=lambda: np.empty(0, dtype=np.bool_))
+    emptied_is_told: Bools = field(default_factory=lambda: np.empty(0, dtype=np.bool_))
+    n_frozen_told: int = 0
+
+    def mark_told(self) -> None:
+        """Note that all of them have been told."""
+        self.changed_is_told = np.ones(len(self.changed), dtype=np.bool_)
+        self.emptied_is_told = np.ones(len(self.emptied), dtype=np.bool_)
+        self.n_frozen_told = len(self.frozen)

@@ -14,16 +14,21 @@ whether it is late, hangs on the rows of its key before it, so rows are gone thr
 
 import heapq
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 
 from schemas.row import Pane
 from streams.windowing.accumulator import Accumulator, fits_int64, make_accumulator
+from streams.windowing.bucket import bucket_of
 from streams.windowing.plan import Plan, Scope
 from streams.windowing.row import RowSink, RowView
+from streams.windowing.snapshot import Content, PartKind, Selection
 from streams.windowing.windowless import WindowlessPlan, WindowlessState
+
+_FEWEST_SWEPT: Final = 1_024
 
 
 @dataclass(eq=False)
@@ -37,6 +42,7 @@ class _Session:
 @dataclass(eq=False)
 class _Key:
     windowless: WindowlessState
+    bucket: int
     sessions: list[_Session] = field(default_factory=list)
 
 
@@ -51,7 +57,8 @@ class SessionState:
         self._keys: dict[Any, _Key] = {}
         self._due: list[tuple[int, Any, int, _Session]] = []
         self._n_pushed = 0
-        self._sweep_at = 1_024
+        self._n_since_sweep = 0
+        self._changed: dict[Any, None] = {}
 
     def _is_expired(self, end_us: int, watermark_us: int) -> bool:
         return end_us + self._plan.allowed_lateness_us <= watermark_us
@@ -87,7 +94,9 @@ class SessionState:
         parts = self._overlapping(row, key, before_us)
         state = self._keys.get(key)
         if state is None:
-            state = self._keys[key] = _Key(self._windowless.new_state())
+            state = self._keys[key] = _Key(self._windowless.new_state(), bucket_of(key))
+        self._changed[key] = None
+        self._n_since_sweep += 1
         merged = self._merge(row, parts)
         state.sessions = [s for s in state.sessions if s not in parts]
         state.sessions.append(merged)
@@ -146,7 +155,8 @@ class SessionState:
             if state is not None and session in state.sessions and session.end_us == end_us:
                 self._emit(session, Pane.ON_TIME, maker=maker, key=key, watermark_us=after_us, sink=sink)
                 session.n_fired += 1
-        if len(self._keys) >= self._sweep_at:
+                self._changed[key] = None
+        if self._n_since_sweep >= max(_FEWEST_SWEPT, len(self._keys)):
             self._sweep(after_us)
 
     def _push(self, session: _Session, key: Any) -> None:
@@ -154,12 +164,13 @@ class SessionState:
         heapq.heappush(self._due, (session.end_us, key, self._n_pushed, session))
 
     def _sweep(self, watermark_us: int) -> None:
-        """Forget keys that have nothing left; looked at again when their number has doubled."""
+        """Forget keys that have nothing left; looked at again after as many rows as there are keys."""
         for key, state in list(self._keys.items()):
             state.sessions = [s for s in state.sessions if not self._is_expired(s.end_us, watermark_us)]
             if not state.sessions and not self._windowless.is_alive(state.windowless, watermark_us):
                 del self._keys[key]
-        self._sweep_at = max(1_024, 2 * len(self._keys))
+                self._changed.pop(key, None)
+        self._n_since_sweep = 0
 
     def _new_accumulators(self) -> list[Accumulator]:
         return [make_accumulator(f) for f in self._windowed]
@@ -192,35 +203,44 @@ class SessionState:
             watermark_us=watermark_us,
         )
 
-    def to_tables(self) -> dict[str, pa.Table]:
-        """State as a table of one row for each key, its sessions and windowless state as JSON."""
-        states = [
-            json.dumps(
-                {
-                    "sessions": [
-                        [s.start_us, s.end_us, s.n_fired, [a.dump() for a in s.accumulators]] for s in state.sessions
-                    ],
-                    "windowless": self._windowless.dump(state.windowless),
-                }
-            )
-            for state in self._keys.values()
-        ]
+    def write(self, selection: Selection) -> Content:
+        """Write the selected state: a table of one row for each key, its sessions and windowless state as JSON."""
+        chosen: Iterable[Any] = self._keys
+        if selection.kind is PartKind.BUCKET:
+            chosen = (key for key, state in self._keys.items() if state.bucket == selection.bucket)
+        elif selection.kind is PartKind.CHANGES:
+            chosen = self._changed
+        keys = list(chosen)
+        states = [self._dump(self._keys[key]) for key in keys]
         key_type = self._plan.view.source.schema.arrow_schema.field(self._plan.key).type
-        return {
-            "sessions": pa.table({"key": pa.array(list(self._keys), key_type), "state": pa.array(states, pa.string())})
-        }
+        table = pa.table({"key": pa.array(keys, key_type), "state": pa.array(states, pa.string())})
+        return Content({}, {"sessions": table})
 
-    def from_tables(self, tables: dict[str, pa.Table], *, watermark_us: int) -> None:
-        """Take over a state."""
-        table = tables["sessions"]
-        for key, text in zip(table.column("key").to_pylist(), table.column("state").to_pylist(), strict=True):
-            stored = json.loads(text)
-            state = self._keys[key] = _Key(self._windowless.load(stored["windowless"]))
-            for start_us, end_us, n_fired, dumped in stored["sessions"]:
-                accumulators = self._new_accumulators()
-                for accumulator, values in zip(accumulators, dumped, strict=True):
-                    accumulator.load(values)
-                session = _Session(start_us, end_us, accumulators, n_fired)
-                state.sessions.append(session)
-                if end_us > watermark_us:
-                    self._push(session, key)
+    def _dump(self, state: _Key) -> str:
+        sessions = [[s.start_us, s.end_us, s.n_fired, [a.dump() for a in s.accumulators]] for s in state.sessions]
+        return json.dumps({"sessions": sessions, "windowless": self._windowless.dump(state.windowless)})
+
+    def mark_told(self) -> None:
+        """Begin to note changes anew."""
+        self._changed = {}
+
+    def read(self, contents: Iterable[Content], *, watermark_us: int) -> None:
+        """Make parts, the newest first, the state of a view that has none."""
+        for content in contents:
+            if (table := content.tables.get("sessions")) is None:
+                continue
+            for key, text in zip(table.column("key").to_pylist(), table.column("state").to_pylist(), strict=True):
+                if key not in self._keys:
+                    self._load(key, json.loads(text), watermark_us)
+        self._sweep(watermark_us)
+
+    def _load(self, key: Any, stored: dict[str, Any], watermark_us: int) -> None:
+        state = self._keys[key] = _Key(self._windowless.load(stored["windowless"]), bucket_of(key))
+        for start_us, end_us, n_fired, dumped in stored["sessions"]:
+            accumulators = self._new_accumulators()
+            for accumulator, values in zip(accumulators, dumped, strict=True):
+                accumulator.load(values)
+            session = _Session(start_us, end_us, accumulators, n_fired)
+            state.sessions.append(session)
+            if end_us > watermark_us:
+                self._push(session, key)

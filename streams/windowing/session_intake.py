@@ -1,5 +1,7 @@
 """Rows into session windows, one at a time."""
 
+from collections.abc import Iterable
+
 import pyarrow as pa
 
 from streams.windowing.admission import Rejections
@@ -10,6 +12,7 @@ from streams.windowing.plan import Plan
 from streams.windowing.row import RowSink, RowView
 from streams.windowing.segment import Ints
 from streams.windowing.session import SessionState
+from streams.windowing.snapshot import Content, Selection
 
 
 class SessionIntake:
@@ -67,10 +70,14 @@ class SessionIntake:
         columns, _ = sink.to_columns()
         return self._output.of_step(columns, last_offset=last_offset)
 
-    def to_tables(self) -> dict[str, pa.Table]:
-        """State as tables."""
-        return self._state.to_tables()
+    def write(self, selection: Selection) -> Content:
+        """Write the selected state."""
+        return self._state.write(selection)
 
-    def from_tables(self, tables: dict[str, pa.Table], *, watermark_us: int) -> None:
-        """Take over a state."""
-        self._state.from_tables(tables, watermark_us=watermark_us)
+    def mark_told(self) -> None:
+        """Begin to note changes anew."""
+        self._state.mark_told()
+
+    def read(self, contents: Iterable[Content], *, watermark_us: int) -> None:
+        """Make parts, the newest first, the state of a view that has none."""
+        self._state.read(contents, watermark_us=watermark_us)

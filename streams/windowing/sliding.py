@@ -34,7 +34,7 @@ from streams.windowing.pane import (
 )
 from streams.windowing.plan import Plan, Scope
 from streams.windowing.query import AdmittedRows, OutputRows, PendingPanes, Prepared, Queries, Scanned
-from streams.windowing.segment import Ints, expand, find_segments, newest_until, search, stable_argsort
+from streams.windowing.segment import Bools, Ints, expand, find_segments, newest_until, search, stable_argsort
 from streams.windowing.window_column import WindowColumns
 from streams.windowing.windowless_column import WindowlessColumns
 
@@ -44,7 +44,17 @@ _EARLY, _ON_TIME, _LATE, _EMPTY = range(4)
 
 
 class SlidingState:
-    """State of a sliding view over one partition."""
+    """State of a sliding view over one partition.
+
+    Attributes:
+        plan: The view, compiled.
+        keys: Numbers of the keys that have a state.
+        windows, windowless: Their features.
+        fired, fired_count: How often panes that may still fire have fired.
+        fired_is_told: Whether the last changes told that.
+        pending: Panes that wait for the next tick.
+        has_ticked: Whether there has been a tick since the last changes.
+    """
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -55,9 +65,12 @@ class SlidingState:
         self._guard = OverflowGuard(plan, keys=self.keys, windows=self.windows, windowless=self.windowless)
         self.fired = NO_PANES
         self.fired_count = _NOTHING
-        self.pending = self._nothing_pending()
+        self.fired_is_told: Bools = np.empty(0, dtype=np.bool_)
+        self.pending = self.nothing_pending()
+        self.has_ticked = False
 
-    def _nothing_pending(self) -> PendingPanes:
+    def nothing_pending(self) -> PendingPanes:
+        """No pane waits for a tick."""
         values = {f.name: pa.array([], f.result_type) for f in self.windows.features}
         return PendingPanes(NO_PANES, NO_PANES, NO_PANES, values)
 
@@ -355,6 +368,7 @@ class SlidingState:
         if scanned.windowless is not None:
             self.windowless.commit(scanned.windowless)
         if steps.has_tick:
+            self.has_ticked = True
             # A tile outlives its last window until the end after it is reached, which may fire EMPTY.
             done = min(int(steps.expired_after[-1]), int(steps.reached_after[-1]) - 1)
             self._forget(int(scanned.prepared.rows.after_us[-1]), done)
@@ -369,9 +383,9 @@ class SlidingState:
         emptied, emptied_at = self._late_empties(scanned, steps)
         waits = steps.next_tick(steps.reached_before[changed_at]) == len(steps.reached_after)
         waits_empty = steps.next_tick(steps.reached_before[emptied_at]) == len(steps.reached_after)
-        old = self._nothing_pending() if steps.has_tick else self.pending
-        changed = _distinct(self.keys.capacity, old.changed, changed.take(waits))
-        emptied = _distinct(self.keys.capacity, old.emptied, emptied.take(waits_empty))
+        old = self.nothing_pending() if steps.has_tick else self.pending
+        changed, changed_is_told = self._added(old.changed, old.changed_is_told, changed.take(waits))
+        emptied, emptied_is_told = self._added(old.emptied, old.emptied_is_told, emptied.take(waits_empty))
         expired = int(steps.expired_after[-1])
         codes = PaneCodes(self.keys.capacity, changed, old.frozen)
         is_frozen = (changed.end <= expired) & ~np.isin(codes.of(changed), codes.of(old.frozen))
@@ -382,12 +396,15 @@ class SlidingState:
             values = self._read_windows(fresh, steps.last_counting(fresh.end), scanned, at_us=end_us)
             frozen = _joined(frozen, fresh)
             frozen_values = {name: pa.concat_arrays([frozen_values[name], values[name]]) for name in values}
-        self.pending = PendingPanes(changed, emptied, frozen, frozen_values)
+        self.pending = PendingPanes(
+            changed, emptied, frozen, frozen_values, changed_is_told, emptied_is_told, old.n_frozen_told
+        )
         self._count_firings(closings, expired)
 
     def _count_firings(self, closings: Queries, expired: int) -> None:
         panes = _joined(self.fired, closings.panes)
         count = np.concatenate([self.fired_count, closings.index + 1])
+        is_told = np.concatenate([self.fired_is_told, np.zeros(len(closings.panes), dtype=np.bool_)])
         codes = PaneCodes(self.keys.capacity, panes, self.pending.changed, self.pending.emptied)
         code = codes.of(panes)
         waiting = np.union1d(codes.of(self.pending.changed), codes.of(self.pending.emptied))
@@ -395,12 +412,27 @@ class SlidingState:
         order = keep[np.lexsort((count[keep], code[keep]))]
         starts, lengths = find_segments(code[order])
         order = order[starts + lengths - 1]
-        self.fired, self.fired_count = panes.take(order), count[order]
+        self.fired, self.fired_count, self.fired_is_told = panes.take(order), count[order], is_told[order]
+
+    def _added(self, old: Panes, is_told: Bools, new: Panes) -> tuple[Panes, Bools]:
+        """Join panes, each once, and what was told of them."""
+        panes = _joined(old, new)
+        _, at = np.unique(PaneCodes(self.keys.capacity, panes).of(panes), return_index=True)
+        return panes.take(at), np.concatenate([is_told, np.zeros(len(new), dtype=np.bool_)])[at]
 
     def _forget(self, watermark_us: int, done: int) -> None:
         """Drop the tiles of windows up to the end ``done``, and release the keys that have nothing left."""
         oldest = (done + 1) * self.plan.tiles_per_slide - self.plan.max_tiles
         self.windows.drop_before(oldest)
+        self.release_idle(watermark_us)
+        for column, pool in self.pools.pools.items():
+            if pool.wants_compaction:
+                mapping = pool.compact([*self.windows.bank.used_codes(column), *self.windowless.used_codes(column)])
+                self.windows.bank.recode(column, mapping)
+                self.windowless.recode(column, mapping)
+
+    def release_idle(self, watermark_us: int) -> None:
+        """Release the keys that have nothing left under a watermark."""
         is_idle = np.zeros(self.keys.capacity, dtype=np.bool_)
         live = self.keys.live_ids()
         is_idle[live] = ~self.windows.tiles.has_tiles(live)
@@ -412,63 +444,15 @@ class SlidingState:
         if len(idle):
             self.windowless.release(idle)
             self.keys.release(idle)
-        for column, pool in self.pools.pools.items():
-            if pool.wants_compaction:
-                mapping = pool.compact([*self.windows.bank.used_codes(column), *self.windowless.used_codes(column)])
-                self.windows.bank.recode(column, mapping)
-                self.windowless.recode(column, mapping)
 
-    # State
-
-    def to_tables(self) -> dict[str, pa.Table]:
-        """State as tables; keys are named by their row in the table ``keys``."""
-        ids = np.sort(self.keys.live_ids())
-        row_of_key = np.zeros(self.keys.capacity, dtype=np.int64)
-        row_of_key[ids] = np.arange(len(ids))
-        pending = self.pending
-        frozen = dict(pending.frozen_values.items())
-        return {
-            "keys": pa.table({"key": self.keys.to_arrow(ids)}),
-            **self.windows.to_tables(row_of_key),
-            **self.windowless.to_tables(ids),
-            **{f"pool.{column}": pool.to_table() for column, pool in self.pools.pools.items()},
-            "fired": _panes_to_table(self.fired, row_of_key, {"count": pa.array(self.fired_count)}),
-            "changed": _panes_to_table(pending.changed, row_of_key, {}),
-            "emptied": _panes_to_table(pending.emptied, row_of_key, {}),
-            "frozen": _panes_to_table(pending.frozen, row_of_key, {f"value.{name}": v for name, v in frozen.items()}),
-        }
-
-    def from_tables(self, tables: dict[str, pa.Table]) -> None:
-        """Take over a state."""
-        for column, pool in self.pools.pools.items():
-            pool.from_table(tables[f"pool.{column}"])
-        ids = self.keys.intern(tables["keys"].column("key").to_pylist())
-        self.windows.from_tables(tables, ids)
-        self.windowless.from_tables(tables, ids)
-        self.fired = _panes_from_table(tables["fired"], ids)
-        self.fired_count = tables["fired"].column("count").to_numpy()
-        frozen = tables["frozen"]
-        self.pending = PendingPanes(
-            _panes_from_table(tables["changed"], ids),
-            _panes_from_table(tables["emptied"], ids),
-            _panes_from_table(frozen, ids),
-            {f.name: frozen.column(f"value.{f.name}").combine_chunks() for f in self.windows.features},
-        )
-
-
-def _panes_to_table(panes: Panes, row_of_key: Ints, more: dict[str, pa.Array]) -> pa.Table:
-    return pa.table({"key": pa.array(row_of_key[panes.key]), "end": pa.array(panes.end), **more})
-
-
-def _panes_from_table(table: pa.Table, ids: Ints) -> Panes:
-    return Panes(ids[table.column("key").to_numpy()], table.column("end").to_numpy())
+    def mark_told(self) -> None:
+        """Begin to note changes anew."""
+        self.windows.mark_told()
+        self.windowless.mark_told()
+        self.fired_is_told = np.ones(len(self.fired), dtype=np.bool_)
+        self.pending.mark_told()
+        self.has_ticked = False
 
 
 def _joined(one: Panes, other: Panes) -> Panes:
     return Panes(np.concatenate([one.key, other.key]), np.concatenate([one.end, other.end]))
-
-
-def _distinct(n_keys: int, one: Panes, other: Panes) -> Panes:
-    panes = _joined(one, other)
-    _, at = np.unique(PaneCodes(n_keys, panes).of(panes), return_index=True)
-    return panes.take(at)

@@ -1,5 +1,6 @@
 """Rows into sliding windows, a batch at a time: judged against the watermark, each against the rows before it."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +15,8 @@ from streams.windowing.plan import Plan
 from streams.windowing.query import AdmittedRows, Prepared
 from streams.windowing.segment import Bools, Ints
 from streams.windowing.sliding import SlidingState
+from streams.windowing.sliding_part import read_sliding, write_sliding
+from streams.windowing.snapshot import Content, Selection
 
 _NO_ROWS: Ints = np.empty(0, dtype=np.int64)
 
@@ -158,11 +161,14 @@ class SlidingIntake:
         output = self._state.process(self._state.prepare(step), emit="on_close")
         return self._output.of_step(output.columns, last_offset=last_offset)
 
-    def to_tables(self) -> dict[str, pa.Table]:
-        """State as tables."""
-        return self._state.to_tables()
+    def write(self, selection: Selection) -> Content:
+        """Write the selected state."""
+        return write_sliding(self._state, selection)
 
-    def from_tables(self, tables: dict[str, pa.Table], *, watermark_us: int) -> None:
-        """Take over a state."""
-        del watermark_us
-        self._state.from_tables(tables)
+    def mark_told(self) -> None:
+        """Begin to note changes anew."""
+        self._state.mark_told()
+
+    def read(self, contents: Iterable[Content], *, watermark_us: int) -> None:
+        """Make parts, the newest first, the state of a view that has none."""
+        read_sliding(self._state, contents, watermark_us=watermark_us)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import pyarrow as pa
 
 from streams.windowing.register import CellReads, CellRows
 from streams.windowing.segment import Array, Bools, Ints, expand, find_segments, search, stable_argsort
@@ -65,7 +64,10 @@ class Tally:
     def commit(self, rows: TallyRows) -> None:
         """Make the rows part of the state."""
         if len(rows.at):
-            self.runs.append(_combined(rows.cell, rows.code, np.ones(len(rows.at), dtype=np.int64)))
+            self._append(_combined(rows.cell, rows.code, np.ones(len(rows.at), dtype=np.int64)))
+
+    def _append(self, run: Run) -> None:
+        self.runs.append(run)
         while len(self.runs) > 1 and len(self.runs[-2][0]) <= 2 * len(self.runs[-1][0]):
             newer, older = self.runs.pop(), self.runs.pop()
             self.runs.append(_combined(*(np.concatenate(pair) for pair in zip(older, newer, strict=True))))
@@ -75,17 +77,15 @@ class Tally:
         self.runs = [tuple(part[is_live[run[0]]] for part in run) for run in self.runs]
         self.runs = [run for run in self.runs if len(run[0])]
 
-    def to_table(self, row_of: Ints) -> pa.Table:
-        """State as a table; cells are named by ``row_of``."""
-        merged = [np.concatenate(part) for part in zip(*self.runs, strict=True)] or [np.empty(0, dtype=np.int64)] * 3
-        cell, code, count = _combined(row_of[merged[0]], merged[1], merged[2])
-        return pa.table({"row": pa.array(cell), "code": pa.array(code), "count": pa.array(count)})
+    def of_cells(self, cells: Ints) -> ValueCounts:
+        """How often each value occurs in each of these cells; a query is the position of a cell."""
+        ones, nothing = np.ones(len(cells), dtype=np.int64), np.zeros(len(cells), dtype=np.int64)
+        return self.read(CellReads(cells, nothing - 1, np.arange(len(cells)), ones, nothing), None)
 
-    def from_table(self, table: pa.Table, cells: Ints) -> None:
-        """Take over a state."""
-        row, code, count = (table.column(name).to_numpy() for name in ("row", "code", "count"))
-        if len(row):
-            self.runs = [_combined(cells[row], code, count)]
+    def add(self, cell: Ints, code: Ints, count: Ints) -> None:
+        """Take over counts of cells that have none."""
+        if len(cell):
+            self._append(_combined(cell, code, count))
 
     def recode(self, mapping: Ints) -> None:
         """Replace codes by other ones."""

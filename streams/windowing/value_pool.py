@@ -48,15 +48,9 @@ class ValuePool:
         values = pa.array(self._values, self.arrow_type)
         return values.take(pa.array(codes, mask=~is_valid))
 
-    def to_table(self) -> pa.Table:
-        """State as a table."""
-        return pa.table({"value": pa.array(self._values, self.arrow_type)})
-
-    def from_table(self, table: pa.Table) -> None:
-        """Take over a state."""
-        self._values = table.column("value").to_pylist()
-        self._codes = {_hashable(value): code for code, value in enumerate(self._values)}
-        self._compact_at = max(_COMPACT_FROM, 2 * len(self._values))
+    def to_table(self, codes: Ints) -> pa.Table:
+        """Values of these codes as a table."""
+        return pa.table({"value": pa.array([self._values[code] for code in codes.tolist()], self.arrow_type)})
 
     def ranks(self) -> Ints:
         """Rank of each code in the order of its values."""

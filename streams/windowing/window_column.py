@@ -13,6 +13,8 @@ from streams.windowing.pane import Panes
 from streams.windowing.plan import Plan, PlannedFeature, Scope
 from streams.windowing.register import CellReads, CellRows
 from streams.windowing.segment import Bools, Ints, expand, find_segments, newest_until, stable_argsort
+from streams.windowing.snapshot import Content
+from streams.windowing.stored_code import CodeReader, CodeWriter
 from streams.windowing.tile import TilePool
 
 _READS_AT_ONCE: Final = 1 << 21
@@ -39,14 +41,20 @@ class WindowRows:
 
 
 class WindowColumns:
-    """State of the window features of a sliding view."""
+    """State of the window features of a sliding view.
+
+    Attributes:
+        horizon: All tiles before this one have been dropped; None: none have.
+    """
 
     def __init__(self, plan: Plan, *, pools: Pools) -> None:
         self._plan = plan
         self.features = [f for f in plan.features if f.scope is Scope.WINDOW]
         self.tiles = TilePool()
         self.bank = CellBank(self.features, pools=pools)
+        self.horizon: int | None = None
         self._segment_of_cell: Ints = np.empty(0, dtype=np.int64)
+        self._is_changed: Bools = np.empty(0, dtype=np.bool_)
 
     def ends(self, tile: Ints) -> tuple[Ints, Ints]:
         """First and last window end that holds each tile."""
@@ -80,13 +88,17 @@ class WindowColumns:
         if self.tiles.capacity > len(self._segment_of_cell):
             self.bank.grow(self.tiles.capacity)
             self._segment_of_cell = np.full(self.tiles.capacity, -1, dtype=np.int64)
+            more = np.zeros(self.tiles.capacity - len(self._is_changed), dtype=np.bool_)
+            self._is_changed = np.concatenate([self._is_changed, more])
 
     def commit(self, batch: WindowRows) -> None:
         """Make a batch part of the state."""
         self.bank.commit(batch.aggregates)
+        self._is_changed[batch.rows.cells] = True
 
     def drop_before(self, tile: int) -> None:
         """Drop all tiles before ``tile``."""
+        self.horizon = tile if self.horizon is None else max(self.horizon, tile)
         if len(self.tiles.drop_before(tile)):
             self.bank.drop(self.tiles.is_live)
 
@@ -143,21 +155,34 @@ class WindowColumns:
         index = self.tiles.index(keys)
         return index.cells, index.lengths
 
-    def to_tables(self, row_of_key: Ints) -> dict[str, pa.Table]:
-        """State as tables; keys are named by ``row_of_key``."""
-        cells = self.tiles.live_cells()
-        cells = cells[np.lexsort((self.tiles.tile[cells], row_of_key[self.tiles.key[cells]]))]
-        owners = {"key": pa.array(row_of_key[self.tiles.key[cells]]), "tile": pa.array(self.tiles.tile[cells])}
-        return self.bank.to_tables(cells, name="tiles", owners=owners)
+    def changed_cells(self) -> Ints:
+        """Live cells that have changed since the last :meth:`mark_told`, by key and tile."""
+        cells = np.flatnonzero(self._is_changed & self.tiles.is_live)
+        by_key: Ints = cells[np.lexsort((self.tiles.tile[cells], self.tiles.key[cells]))]
+        return by_key
 
-    def from_tables(self, tables: dict[str, pa.Table], ids: Ints) -> None:
-        """Take over a state; the key named ``i`` has the number ``ids[i]``."""
-        table = tables["tiles"]
-        self.tiles.grow_keys(int(ids.max(initial=-1)) + 1)
-        keys, tile = ids[table.column("key").to_numpy()], table.column("tile").to_numpy()
-        cells, _ = self.tiles.find_or_add(keys, tile)
+    def mark_told(self) -> None:
+        """Begin to note changes anew."""
+        self._is_changed[:] = False
+
+    def write(self, cells: Ints, row_of_key: Ints, content: Content, *, codes: CodeWriter) -> None:
+        """Write the state of these cells, which are sorted by key and tile; keys are named by ``row_of_key``."""
+        owners = {"key": pa.array(row_of_key[self.tiles.key[cells]]), "tile": pa.array(self.tiles.tile[cells])}
+        self.bank.write(cells, content, codes=codes, name="tiles", owners=owners)
+        content.facts["horizon"] = self.horizon
+
+    def read_part(self, content: Content, ids: Ints, *, codes: CodeReader) -> None:
+        """Take over the tiles that are not here yet (parts come newest first); the key named ``i`` is ``ids[i]``."""
+        horizon = content.facts["horizon"]
+        if horizon is not None and (self.horizon is None or horizon > self.horizon):
+            self.horizon = horizon
+        keys, tile = ids[content.column("tiles", "key")], content.column("tiles", "tile")
+        rows = np.arange(len(tile)) if self.horizon is None else np.flatnonzero(tile >= self.horizon)
+        found, new = self.tiles.find_or_add(keys[rows], tile[rows])
         self._grow()
-        self.bank.from_tables(tables, cells, name="tiles")
+        cells = np.full(len(tile), -1, dtype=np.int64)
+        cells[rows[new]] = found[new]
+        self.bank.read_part(content, cells, codes=codes, name="tiles")
 
 
 def _chunks(lengths: Ints) -> Iterable[slice]:

@@ -4,7 +4,9 @@ The state of a key is alive under a watermark while ``newest event time + state_
 dead begins anew; a row of output that finds it dead shows it empty.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -17,6 +19,8 @@ from streams.windowing.newest_aggregate import TIMED, aggregate_newest
 from streams.windowing.plan import Plan, PlannedFeature, Scope
 from streams.windowing.register import CellReads, CellRows
 from streams.windowing.segment import Array, Bools, Ints, scan
+from streams.windowing.snapshot import Content
+from streams.windowing.stored_code import CodeReader, CodeWriter
 
 NEVER_US: Final = -(2**62)
 _NONE: Final = -1
@@ -54,6 +58,7 @@ class WindowlessColumns:
         self.is_empty = not last and not self._lifetime
         self.newest_us = np.empty(0, dtype=np.int64)
         self.cell_of = np.empty(0, dtype=np.int64)
+        self._is_changed: Bools = np.empty(0, dtype=np.bool_)
         self.bank = CellBank(self._lifetime, pools=pools)
         self.n_cells = 0
         self.free_cells = np.empty(0, dtype=np.int64)
@@ -75,6 +80,7 @@ class WindowlessColumns:
         more = size - len(self.newest_us)
         self.newest_us = np.concatenate([self.newest_us, np.full(more, NEVER_US, dtype=np.int64)])
         self.cell_of = np.concatenate([self.cell_of, np.full(more, _NONE, dtype=np.int64)])
+        self._is_changed = np.concatenate([self._is_changed, np.zeros(more, dtype=np.bool_)])
         for group in self.groups:
             group.grow(size)
 
@@ -144,6 +150,7 @@ class WindowlessColumns:
         rows = batch.rows
         last = rows.last
         self.newest_us[rows.keys] = batch.newest_us[last]
+        self._is_changed[rows.keys] = True
         if batch.lifetime is not None:
             self.bank.commit(batch.lifetime)
             self.cell_of[rows.keys] = batch.cell[last]
@@ -227,32 +234,57 @@ class WindowlessColumns:
                 return list(zip(*(column.tolist() for column in columns), strict=True))
         return []
 
-    def to_tables(self, ids: Ints) -> dict[str, pa.Table]:
-        """State as tables; keys are named by their position in ``ids``."""
+    def changed_keys(self) -> Ints:
+        """Keys whose state has changed since the last :meth:`mark_told`."""
+        return np.flatnonzero(self._is_changed & (self.newest_us != NEVER_US))
+
+    def mark_told(self) -> None:
+        """Begin to note changes anew."""
+        self._is_changed[:] = False
+
+    def known(self, ids: Ints) -> Ints:
+        """Those of these keys that have a state."""
+        return ids[:0] if self.is_empty else ids[self.newest_us[ids] != NEVER_US]
+
+    def write(self, ids: Ints, row_of_key: Ints, content: Content, *, codes: CodeWriter) -> None:
+        """Write the state of these keys, all of which have one; they are named by ``row_of_key``."""
         if self.is_empty:
-            return {}
+            return
+        columns = {"key": pa.array(row_of_key[ids]), "newest_us": pa.array(self.newest_us[ids])}
+        content.tables["windowless"] = pa.table(columns)
+        content.facts["value_peaks"] = self._value_peaks
         cells = self.cell_of[ids]
         rows = np.flatnonzero(cells != _NONE)
-        tables = self.bank.to_tables(cells[rows], name="lifetime", owners={"key": pa.array(rows)})
-        peaks = {name: str(peak) for name, peak in self._value_peaks.items()}
-        tables["newest_us"] = pa.table({"newest_us": pa.array(self.newest_us[ids])}).replace_schema_metadata(peaks)
+        self.bank.write(cells[rows], content, codes=codes, name="lifetime", owners={"row": pa.array(rows)})
         for number, group in enumerate(self.groups):
-            tables[f"last.{number}"] = group.to_table(ids)
-        return tables
+            content.tables[f"last.{number}"] = group.to_table(ids, self._coded(group, codes.store))
 
-    def from_tables(self, tables: dict[str, pa.Table], ids: Ints) -> None:
-        """Take over a state."""
+    def read_part(self, content: Content, ids: Ints, *, codes: CodeReader) -> None:
+        """Take over the state of keys that have none yet: parts come newest first; key ``i`` of it is ``ids[i]``."""
         if self.is_empty:
             return
         self.grow(int(ids.max(initial=-1)) + 1)
-        table = tables["newest_us"]
-        self.newest_us[ids] = table.column("newest_us").to_numpy()
-        self._value_peaks |= {key.decode(): int(value) for key, value in (table.schema.metadata or {}).items()}
-        rows = tables["lifetime"].column("key").to_numpy()
-        self.cell_of[ids[rows]] = self._allocate(len(rows))
-        self.bank.from_tables(tables, self.cell_of[ids[rows]], name="lifetime")
+        for name, peak in content.facts["value_peaks"].items():
+            self._value_peaks[name] = max(self._value_peaks[name], peak)
+        keys = ids[content.column("windowless", "key")]
+        is_new = self.newest_us[keys] == NEVER_US
+        self.newest_us[keys[is_new]] = content.column("windowless", "newest_us")[is_new]
+        keys = np.where(is_new, keys, _NONE)
+        owners = keys[content.column("lifetime", "row")]
+        cells = np.full(len(owners), _NONE, dtype=np.int64)
+        rows = np.flatnonzero(owners != _NONE)
+        cells[rows] = self._allocate(len(rows))
+        self.cell_of[owners[rows]] = cells[rows]
+        self.bank.read_part(content, cells, codes=codes, name="lifetime")
         for number, group in enumerate(self.groups):
-            group.from_table(tables[f"last.{number}"], ids)
+            if (table := content.tables.get(f"last.{number}")) is not None:
+                group.from_table(table, keys, self._coded(group, codes.load))
+
+    def _coded(
+        self, group: NewestRows, translate: Callable[[str, Array], Array]
+    ) -> dict[str, Callable[[Array], Array]]:
+        """How to translate the codes of each column of a group that has them."""
+        return {name: partial(translate, name) for name in group.columns if self._pools.is_coded(name)}
 
     def used_codes(self, column: str) -> list[Array]:
         """Codes of a column's pool that the state holds."""

@@ -30,7 +30,7 @@ from schemas.row import REJECTED_COLUMNS
 from schemas.time import END_OF_TIME_US, MINUS_INFINITY_US
 from schemas.view import FeatureView
 from streams.windowing import WatermarkMarker, WindowEngine
-from streams.windowing.snapshot import read_snapshot, table_from_bytes, write_snapshot
+from streams.windowing.snapshot import read_part
 from tests.support.builders import Row, make_batch, make_source, run_engine, to_rows
 from tests.support.oracle import Oracle
 
@@ -177,7 +177,7 @@ def test_a_snapshot_of_another_format_or_none_at_all_is_refused(monkeypatch: pyt
     blob = WindowEngine(view).snapshot()
     monkeypatch.undo()
 
-    with pytest.raises(StateVersionError, match="has format_version '99', expected '1'"):
+    with pytest.raises(StateVersionError, match="has format_version '99', expected '2'"):
         WindowEngine.restore(view, blob)
     for junk in (b"", b"junk", blob[: len(blob) // 2]):
         with pytest.raises(StateVersionError, match=r"can't be read .* rebuild the state from the log"):
@@ -198,6 +198,11 @@ def test_a_snapshot_does_not_change_the_engine() -> None:
     assert engine.snapshot() == engine.snapshot()
 
 
+def n_keys(engine: WindowEngine) -> int:
+    tables = read_part(engine.snapshot(), identity={}).tables
+    return int(tables["keys" if "keys" in tables else "sessions"].num_rows)
+
+
 @pytest.mark.parametrize("windows", [{"slide": "10s"}, {"slide": None, "gap": "10s"}])
 def test_state_expires_after_recovery(windows: dict[str, Any]) -> None:
     features = {"n": count().over("20s")} if windows["slide"] else {"n": count()}
@@ -205,10 +210,11 @@ def test_state_expires_after_recovery(windows: dict[str, Any]) -> None:
     engine = WindowEngine(view)
     engine.step(make_batch(view, [event(offset, 0, f"key-{offset}") for offset in range(2_000)]), processing_time_us=0)
     engine = WindowEngine.restore(view, engine.snapshot())
-    full = len(engine.snapshot())
-    engine.step(make_batch(view, [event(2_000, 1_000, "other"), event(2_001, 1_030, "other")]), processing_time_us=0)
+    assert n_keys(engine) == 2_000
+    later = [event(offset, offset, "other") for offset in range(2_000, 5_000)]
+    engine.step(make_batch(view, later), processing_time_us=0)
 
-    assert len(engine.snapshot()) < full / 5
+    assert n_keys(engine) == 1
 
 
 def test_a_quiet_key_costs_nothing_after_its_windows_end() -> None:
@@ -350,10 +356,6 @@ def test_the_memory_of_event_ids_is_bounded() -> None:
     for turn in range(100):
         rows = [event(turn * 5 + i, turn * 10, id=f"{turn}-{i}") for i in range(5)]
         engine.step(make_batch(view, rows), processing_time_us=0)
-    sections = read_snapshot(engine.snapshot(), identity={})
+    content = read_part(engine.snapshot(), identity={})
 
-    assert table_from_bytes(sections["duplicates"]).num_rows <= 5 * 7
-
-
-def test_sections_are_written_under_their_names() -> None:
-    assert read_snapshot(write_snapshot({"a": b"1"}, identity={"x": "y"}), identity={"x": "y"}) == {"a": b"1"}
+    assert content.tables["duplicates"].num_rows <= 5 * 7
