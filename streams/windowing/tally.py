@@ -80,7 +80,7 @@ class Tally:
     def of_cells(self, cells: Ints) -> ValueCounts:
         """How often each value occurs in each of these cells; a query is the position of a cell."""
         ones, nothing = np.ones(len(cells), dtype=np.int64), np.zeros(len(cells), dtype=np.int64)
-        return self.read(CellReads(cells, nothing - 1, np.arange(len(cells)), ones, nothing), None)
+        return self.read(CellReads(cells, nothing - 1, np.arange(len(cells)), ones, nothing, 0), None)
 
     def add(self, cell: Ints, code: Ints, count: Ints) -> None:
         """Take over counts of cells that have none."""
