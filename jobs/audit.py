@@ -30,11 +30,11 @@ from schemas.view import FeatureView
 from streams.decoding import decode
 from streams.sinks.offline import read_features
 from streams.sinks.online import OnlineReader, OnlineValue
+from streams.sinks.rows import ORDER_COLUMNS
 from streams.windowing.event_time import read_event_times
 from streams.windowing.plan import compile_view
 from streams.wire import decode_rows
 
-_ORDER = ["window_end", "pane_index", "source_offset"]
 _KEYS_PER_READ = 5_000
 """Keys in one read of the online store, which answers nobody else meanwhile."""
 
@@ -182,7 +182,7 @@ def _late_only(view: FeatureView, early: pl.DataFrame, unseen: pl.DataFrame) -> 
 
 def _check_offline(delta: str, view: FeatureView, rows: pl.DataFrame) -> list[Check]:
     stored = read_features(delta, view)
-    frame = pl.from_arrow(stored.select([view.entity.key, "source_partition", "pane", *_ORDER]))
+    frame = pl.from_arrow(stored.select([view.entity.key, "source_partition", "pane", *ORDER_COLUMNS]))
     assert isinstance(frame, pl.DataFrame)  # noqa: S101 - a table gives a frame
     return [
         Check(name=f"{view.name}: rows on the topic = rows in Delta", expected=rows.height, actual=frame.height),
@@ -195,7 +195,7 @@ def _check_offline(delta: str, view: FeatureView, rows: pl.DataFrame) -> list[Ch
 
 
 async def _check_online(redis_url: str, view: FeatureView, rows: pl.DataFrame) -> list[Check]:
-    newest = rows.sort([*_ORDER]).group_by(view.entity.key, maintain_order=True).last()
+    newest = rows.sort([*ORDER_COLUMNS]).group_by(view.entity.key, maintain_order=True).last()
     keys = newest[view.entity.key].to_list()
     values: list[OnlineValue] = []
     async with OnlineReader(redis_url) as reader:

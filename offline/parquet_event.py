@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from schemas.contract import Contract
-from schemas.source import EVENT_TIME_UNITS_US
+from schemas.field import EVENT_TIME_UNITS_US, json_types
 from streams.wire import encode_rows
 
 _PLACES: Final = ("_partition", "_offset", "_broker_time")
@@ -37,7 +37,7 @@ def encode_events(rows: pa.Table, contract: Contract) -> list[bytes]:
     for position, name in enumerate(rows.column_names):
         field = _PLACE if name in _PLACES else contract.fields.get(name, {})
         column = _convert(rows.column(position), field)
-        if pa.types.is_floating(column.type) and _wants_integer(field):
+        if pa.types.is_floating(column.type) and "integer" in json_types(field):
             column, apart = _as_integers(column)
             for row, value in apart.items():
                 broken.setdefault(row, {})[name] = value
@@ -63,7 +63,7 @@ def _convert(column: pa.ChunkedArray, field: dict[str, Any]) -> pa.ChunkedArray:
     if pa.types.is_date(arrow) and ("x-unit" in field or field.get("format") == "date-time"):
         return _convert(column.cast(pa.timestamp("ms")), field)
     if pa.types.is_timestamp(arrow):
-        unit = field.get("x-unit") if _wants_integer(field) else None
+        unit = field.get("x-unit") if "integer" in json_types(field) else None
         utc = column.cast(pa.timestamp(arrow.unit, tz="UTC"))
         # Floored first: a cast alone would cut off towards 1970.
         times = pc.floor_temporal(utc, unit=_FLOORS[unit or "us"]).cast(pa.timestamp("us", tz="UTC"))
@@ -84,8 +84,3 @@ def _as_integers(column: pa.ChunkedArray) -> tuple[pa.ChunkedArray, dict[int, fl
     apart = np.flatnonzero(~is_whole & ~np.isnan(numbers))
     integers = pa.array(np.where(is_whole, numbers, 0).astype(np.int64), mask=~is_whole)
     return pa.chunked_array([integers]), dict(zip(apart.tolist(), numbers[apart].tolist(), strict=True))
-
-
-def _wants_integer(field: dict[str, Any]) -> bool:
-    declared = field.get("type", [])
-    return "integer" in ({declared} if isinstance(declared, str) else set(declared))

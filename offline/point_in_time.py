@@ -12,7 +12,7 @@ the same for a replay as for the live run, and no row from after *t* can get int
 """
 
 from dataclasses import dataclass
-from typing import Final, cast
+from typing import cast
 
 import polars as pl
 import pyarrow as pa
@@ -20,8 +20,7 @@ import pyarrow as pa
 from schemas.row import TIMESTAMP, Pane
 from schemas.score import InputStatus
 from schemas.view import FeatureView
-
-_ORDER: Final = ("window_end", "pane_index", "source_offset")
+from streams.sinks.rows import ORDER_COLUMNS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,16 +83,16 @@ def _history(rows: pa.Table, *, view: FeatureView) -> pl.DataFrame:
     """What the online store held of each key, and from when on: one row a change, sorted by ``_known``."""
     columns = {name: rows[name] for name in view.definitions}
     columns |= {"_key": rows[view.entity.key], "pane": rows["pane"]}
-    columns |= {name: rows[name].cast(pa.int64()) for name in ("event_time", "watermark", *_ORDER)}
+    columns |= {name: rows[name].cast(pa.int64()) for name in ("event_time", "watermark", *ORDER_COLUMNS)}
     history = cast(pl.DataFrame, pl.from_arrow(pa.table(columns)))
     front = pl.col("watermark") + view.source.max_out_of_orderness_us
     return (
         history.with_columns(_known=pl.max_horizontal("event_time", front))
-        .sort(*_ORDER)
+        .sort(*ORDER_COLUMNS)
         .with_row_index("_order")
         .sort("_known", "source_offset", "_order")
         # The store refuses a row that is not newer than the one it holds.
         .filter(pl.col("_order") == pl.col("_order").cum_max().over("_key"))
         .unique(["_key", "_known"], keep="last", maintain_order=True)
-        .drop("watermark", "_order", *_ORDER)
+        .drop("watermark", "_order", *ORDER_COLUMNS)
     )

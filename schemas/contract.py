@@ -6,7 +6,6 @@ text event times are RFC 3339 (``"format": "date-time"``).
 """
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -16,44 +15,9 @@ import jsonschema
 import pyarrow as pa
 
 from schemas.errors import ConfigError
+from schemas.field import arrow_type, canonical_rules, check_field, is_nullable, python_types
 
 _PACKAGED = Path(__file__).parent / "events"
-_ARROW: Final[dict[str, pa.DataType]] = {
-    "string": pa.string(),
-    "integer": pa.int64(),
-    "number": pa.float64(),
-    "boolean": pa.bool_(),
-}
-_PYTHON: Final[tuple[tuple[Callable[[pa.DataType], bool], tuple[type, ...]], ...]] = (
-    (pa.types.is_string, (str,)),
-    (pa.types.is_integer, (int,)),
-    (pa.types.is_floating, (float, int)),
-    (pa.types.is_boolean, (bool,)),
-    (pa.types.is_list, (list,)),
-)
-FIELD_KEYWORDS: Final = frozenset(
-    {
-        "type",
-        "format",
-        "enum",
-        "minimum",
-        "maximum",
-        "exclusiveMinimum",
-        "exclusiveMaximum",
-        "minLength",
-        "maxLength",
-        "pattern",
-        "$comment",
-        "description",
-        "title",
-        "examples",
-        "items",
-        "x-unit",
-    }
-)
-"""JSON Schema keywords that a field of a contract may use; the batch reader checks each of them."""
-ANNOTATIONS: Final = frozenset({"$comment", "title", "description", "examples"})
-"""Keywords of a field that are for its readers alone."""
 DOCUMENT_KEYWORDS: Final = frozenset(
     {"$schema", "$id", "$comment", "title", "description", "examples", "type", "properties", "required"}
 )
@@ -74,14 +38,14 @@ class Contract:
 
     def __post_init__(self) -> None:
         try:
-            jsonschema.Draft202012Validator.check_schema(self.document)
+            # Formats are left to the fields' own checks, which name the field.
+            jsonschema.Draft202012Validator.check_schema(self.document, format_checker=jsonschema.FormatChecker(()))
         except jsonschema.SchemaError as exc:
-            msg = f"contract {self.reference} is no valid JSON Schema: {exc.message}"
+            msg = f"contract {self.reference} is no valid JSON Schema at {exc.json_path}: {exc.message}"
             raise ConfigError(msg) from exc
-        if self.document.get("type") != "object" or not self.document.get("properties"):
-            msg = (
-                f"contract {self.reference} has type {self.document.get('type')!r}, expected 'object' with `properties`"
-            )
+        document = self.document if isinstance(self.document, dict) else {}  # `true` is JSON Schema, too
+        if document.get("type") != "object" or not document.get("properties"):
+            msg = f"contract {self.reference} has type {document.get('type')!r}, expected 'object' with `properties`"
             raise ConfigError(msg)
         if unknown := sorted(set(self.document) - DOCUMENT_KEYWORDS):
             msg = (
@@ -90,13 +54,7 @@ class Contract:
             )
             raise ConfigError(msg)
         for name, field in self.document["properties"].items():
-            if unknown := sorted(set(field) - FIELD_KEYWORDS):
-                msg = (
-                    f"contract {self.reference}, field `{name}` uses {unknown}, expected keywords among "
-                    f"{sorted(FIELD_KEYWORDS)}; move the rule into the consumer or leave it out"
-                )
-                raise ConfigError(msg)
-            self._arrow_type(name, field)
+            check_field(name, field, contract=self.reference)
         if unknown := sorted(set(self.document.get("required", [])) - set(self.document["properties"])):
             msg = f"contract {self.reference} requires {unknown}, which its `properties` do not name"
             raise ConfigError(msg)
@@ -114,28 +72,25 @@ class Contract:
 
     def is_nullable(self, name: str) -> bool:
         """Tell whether JSON null is allowed as the field's value."""
-        return "null" in _types(self.fields[name])
+        return is_nullable(self.fields[name])
 
     @property
     def definition(self) -> dict[str, Any]:
         """The rules that payloads are held to, as JSON values; equal for contracts that say the same in other words."""
         return {
-            "fields": {name: _rules(field) for name, field in self.fields.items()},
+            "fields": {name: canonical_rules(field) for name, field in self.fields.items()},
             "required": sorted(self.required),
         }
 
     @cached_property
     def arrow_schema(self) -> pa.Schema:
         """Arrow schema of the decoded columns; absent and null values are both null."""
-        return pa.schema([pa.field(name, self._arrow_type(name, field)) for name, field in self.fields.items()])
+        return pa.schema([pa.field(name, arrow_type(field)) for name, field in self.fields.items()])
 
     @cached_property
     def python_types(self) -> dict[str, tuple[type, ...]]:
         """Python types that a decoded value of each field has when it is of the field's own type."""
-        return {
-            name: next(types for accepts, types in _PYTHON if accepts(arrow))
-            for name, arrow in zip(self.arrow_schema.names, self.arrow_schema.types, strict=True)
-        }
+        return {name: python_types(field) for name, field in self.fields.items()}
 
     @cached_property
     def validator(self) -> jsonschema.Draft202012Validator:
@@ -144,39 +99,6 @@ class Contract:
         As JSON Schema has it by default, ``format`` describes and is not checked.
         """
         return jsonschema.Draft202012Validator(self.document)
-
-    def _arrow_type(self, name: str, field: dict[str, Any]) -> pa.DataType:
-        types = _types(field) - {"null"}
-        if types == {"array"}:
-            return pa.list_(self._arrow_type(f"{name}[]", field.get("items", {})))
-        if len(types) != 1 or (arrow := _ARROW.get(next(iter(types)))) is None:
-            msg = (
-                f"contract {self.reference}, field `{name}` has type {field.get('type')!r}, expected one of "
-                f"{sorted(_ARROW)} or 'array', with or without 'null'"
-            )
-            raise ConfigError(msg)
-        return arrow
-
-
-def _types(field: dict[str, Any]) -> set[str]:
-    declared = field.get("type", [])
-    return {declared} if isinstance(declared, str) else set(declared)
-
-
-def _rules(field: dict[str, Any]) -> dict[str, Any]:
-    """Write a field's rules in the one way that all equal ones are written in."""
-    rules = {keyword: _plain(value) for keyword, value in field.items() if keyword not in ANNOTATIONS}
-    rules["type"] = sorted(_types(field))
-    if "enum" in field:
-        rules["enum"] = sorted(map(_plain, field["enum"]), key=json.dumps)
-    if "items" in field:
-        rules["items"] = _rules(field["items"])
-    return rules
-
-
-def _plain(value: Any) -> Any:
-    # 5.0 and 5 are one number to JSON Schema.
-    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 @cache
@@ -198,6 +120,10 @@ def load_contract(reference: str) -> Contract:
             except ValueError as exc:
                 msg = f"contract file {path} is no JSON: {exc}"
                 raise ConfigError(msg) from exc
-            return Contract(reference, document)
+            try:
+                return Contract(reference, document)
+            except ConfigError as exc:
+                msg = f"contract file {path}: {exc}"
+                raise ConfigError(msg) from exc
     msg = f"contract {reference!r} not found, expected a file {places[0]} (or shipped with Headrace in {_PACKAGED})"
     raise ConfigError(msg)

@@ -2,16 +2,14 @@
 
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
-from typing import Any, Final
+from typing import Any
 
 import pyarrow as pa
 
 from schemas.contract import Contract, load_contract
 from schemas.errors import ConfigError
+from schemas.field import EVENT_TIME_UNITS_US
 from schemas.time import parse_duration_us, parse_rfc3339_us
-
-EVENT_TIME_UNITS_US: Final = {"us": 1, "ms": 1_000, "s": 1_000_000}
-"""Units an integer event time may be declared in, as microseconds."""
 
 
 @dataclass(frozen=True)

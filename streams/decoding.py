@@ -1,14 +1,20 @@
 """Raw JSON payloads to the columns of their contract.
 
-The whole batch goes through Arrow's JSON reader with the contract's schema, and its rules are checked on columns. Where
-the reader refuses, the rows that look odd are decoded one by one and the others together, so that one bad row costs
-one dead letter. Whether a single row passes is always decided by the JSON Schema validator: columns only pick the rows
-that it must look at.
+What becomes of a row depends on its bytes and the contract alone, never on the rows that share its batch. Arrow's JSON
+reader has the first word: a payload that it takes by itself has the values that it reads. What it does not take (no
+JSON, a value of another type, white space around the object, an integer written as 5.0, a name given twice) is decoded
+by itself, and the JSON Schema validator says whether it passes; a rule is checked on columns first, and the rows that
+may break it go to the validator too.
+
+That batches are read at once is then only a matter of speed: the reader refuses a whole batch for one payload, so what
+it refuses is split until each part is taken or is a single payload. Rows with a value of another type go aside first,
+so that a few bad ones cost little more than themselves.
 """
 
 import io
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -20,14 +26,19 @@ import pyarrow.json
 from numpy.typing import NDArray
 
 from schemas.contract import Contract
+from schemas.field import value_type
 from schemas.row import INPUT_COLUMNS, PRODUCED_TIME_HEADER, REJECTED_COLUMNS, REQUEST_ID_HEADER, Reason
 from streams.batch import RawBatch
 
-_DIFFERS: Final = re.compile(r"[\\.]|\(\?|\[:|\{\d{4}")
-"""Patterns with these may mean one thing to Python and another to Arrow: classes, dots, look-around, long repeats."""
+_ALIKE: Final = re.compile(r"\^?(?:(?:[\w /:@-]|\[[\w /:@-]+\])(?:[*+?]|\{\d\d?(?:,\d\d?)?\})?)*\$?", re.ASCII)
+"""Regular expressions, of those that Python compiles, that Arrow reads the same way."""
 _NOT_A_NUMBER: Final = re.compile(rb"[:\[,]\s*-?(NaN|Inf)")
+_TEXT_OR_BRACKET: Final = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
+_MAKERS: Final[dict[str, Callable[[Any], Any]]] = {"integer": int, "number": float}
+"""What makes a column's value of a JSON number, by the field's type."""
 _EXACT_FLOAT: Final = 2.0**53
-_MAX_DEPTH: Final = 1_000
+_MAX_DEPTH: Final = 512
+"""Levels that a payload may nest: parsers bear different depths, and Python bears to write out no more than 1,000."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,77 +57,87 @@ class DecodedBatch:
 def decode(batch: RawBatch, contract: Contract) -> DecodedBatch:
     """Decode and validate one raw batch."""
     rejected: list[dict[str, Any]] = []
-    columns = _decode_together(batch.values, contract)
-    if columns is not None:
-        columns = _without_suspects(batch, columns, contract, rejected)
-    else:
-        columns = _decode_apart(batch, contract, rejected)
-    bad = pa.array([reject["_offset"] for reject in rejected], pa.int64())
-    positions = pc.indices_nonzero(pc.invert(pc.is_in(pa.array(batch.offsets), value_set=bad)))
-    return DecodedBatch(
-        rows=_with_input_columns(columns, batch=batch, positions=positions),
-        rejected=pa.Table.from_pylist(rejected, schema=REJECTED_COLUMNS),
-    )
-
-
-def _decode_apart(batch: RawBatch, contract: Contract, rejected: list[dict[str, Any]]) -> pa.Table:
-    """Decode the rows that look plain together again, and the others one by one."""
-    plain = [position for position in range(len(batch)) if _is_plain(batch.values[position], contract)]
-    together = _decode_together([batch.values[position] for position in plain], contract) if plain else None
-    if together is None:
-        plain, together = [], contract.arrow_schema.empty_table()
+    columns, read = _read_most(batch.values, contract)
+    keep = np.ones(len(read), dtype=np.bool_)
+    for index in _suspect_rows(columns, contract, [batch.values[position] for position in read]):
+        keep[index] = _decode_row(batch, int(read[index]), contract, rejected) is not None
     documents, single = [], []
-    for position in sorted(set(range(len(batch))) - set(plain)):
+    for position in np.setdiff1d(np.arange(len(batch)), read, assume_unique=True).tolist():
         document = _decode_row(batch, position, contract, rejected)
         if document is not None:
             documents.append(document)
             single.append(position)
-    keep = np.ones(len(plain), dtype=np.bool_)
-    if plain and (suspects := _suspect_rows(together, contract, [batch.values[at] for at in plain])) is not None:
-        for index in pc.indices_nonzero(suspects).to_pylist():
-            keep[index] = _decode_row(batch, plain[index], contract, rejected) is not None
+    if not keep.all():
+        columns, read = columns.filter(pa.array(keep)), read[keep]
+    if documents:
+        columns = pa.concat_tables([columns, pa.Table.from_pylist(documents, schema=contract.arrow_schema)])
+        positions = np.concatenate([read, np.array(single, np.int64)])
+        order = np.argsort(positions)
+        columns, read = columns.take(pa.array(order)), positions[order]
     rejected.sort(key=lambda reject: int(reject["_offset"]))
-    columns = pa.concat_tables(
-        [together.filter(pa.array(keep)), pa.Table.from_pylist(documents, schema=contract.arrow_schema)]
+    return DecodedBatch(
+        rows=_with_input_columns(_with_one_zero(columns), batch=batch, positions=pa.array(read)),
+        rejected=pa.Table.from_pylist(rejected, schema=REJECTED_COLUMNS),
     )
-    order = np.argsort(np.concatenate([np.array(plain, np.int64)[keep], np.array(single, np.int64)]), kind="stable")
-    return columns.take(pa.array(order))
 
 
-def _without_suspects(
-    batch: RawBatch, columns: pa.Table, contract: Contract, rejected: list[dict[str, Any]]
-) -> pa.Table:
-    """Leave out the rows that the validator, asked about those that columns find suspect, does not let pass."""
-    if (suspects := _suspect_rows(columns, contract, batch.values)) is None:
-        return columns
-    keep = np.ones(len(batch), dtype=np.bool_)
-    for position in pc.indices_nonzero(suspects).to_pylist():
-        keep[position] = _decode_row(batch, position, contract, rejected) is not None
-    return columns.filter(pa.array(keep))
+def _read_most(values: Sequence[bytes | None], contract: Contract) -> tuple[pa.Table, NDArray[np.int64]]:
+    """Read every payload that the reader takes by itself, as many at once as it can be.
+
+    Returns:
+        The contract's columns, and the rising position of each row.
+    """
+    if (columns := _read_together(values, contract)) is not None:
+        return columns, np.arange(len(values))
+    plain: list[int] = []
+    waiting = [plain]
+    for position, value in enumerate(values):
+        if value is not None and _is_one_line(value):
+            try:
+                document = orjson.loads(value)
+            except orjson.JSONDecodeError:
+                waiting.append([position])  # so does the reader say, most likely, but it has the word
+            else:
+                if _fits(document, contract):
+                    plain.append(position)
+    parts = [(contract.arrow_schema.empty_table(), np.array([], np.int64))]
+    while waiting:
+        positions = waiting.pop()
+        columns = _read_together([values[position] for position in positions], contract)
+        if columns is not None:
+            parts.append((columns, np.array(positions, np.int64)))
+        elif len(positions) > 1:
+            middle = len(positions) // 2
+            waiting += [positions[:middle], positions[middle:]]
+    columns = pa.concat_tables([columns for columns, _ in parts])
+    read = np.concatenate([positions for _, positions in parts])
+    order = np.argsort(read)
+    return columns.take(pa.array(order)), read[order]
 
 
-def _is_plain(value: bytes | None, contract: Contract) -> bool:
-    """Tell whether a payload should be one that the batch reader takes; a wrong guess costs time alone."""
-    try:
-        document = orjson.loads(value or b"")
-    except orjson.JSONDecodeError:
-        return False
-    if type(document) is not dict or not _is_one_line(value or b""):
-        return False
+def _fits(document: dict[str, Any], contract: Contract) -> bool:
+    """Tell whether each value is of its field's own type: the reader refuses a payload for one that is not."""
     get = document.get
     return all((found := get(name)) is None or type(found) in types for name, types in contract.python_types.items())
 
 
 def _is_one_line(value: bytes) -> bool:
     """Tell whether a payload is so bracketed that lines of such are as many objects, or more, or none that parse."""
-    if not value.startswith(b"{") or not value.endswith(b"}") or b"\n" in value:
+    return value.startswith(b"{") and value.endswith(b"}") and b"\n" not in value and not _is_too_deep(value)
+
+
+def _is_too_deep(value: bytes) -> bool:
+    if len(value) <= 2 * _MAX_DEPTH or value.count(b"[") + value.count(b"{") <= _MAX_DEPTH:
         return False
-    # The row parser refuses what nests deeper than this, the batch reader does not.
-    return len(value) <= _MAX_DEPTH or value.count(b"[") + value.count(b"{") <= _MAX_DEPTH
+    depth = deepest = 0
+    for found in _TEXT_OR_BRACKET.finditer(value):
+        depth += {b"[": 1, b"{": 1, b"]": -1, b"}": -1}.get(found[0], 0)
+        deepest = max(depth, deepest)
+    return deepest > _MAX_DEPTH
 
 
-def _decode_together(values: Sequence[bytes | None], contract: Contract) -> pa.Table | None:
-    """Read payloads at once; None when that cannot be done faithfully."""
+def _read_together(values: Sequence[bytes | None], contract: Contract) -> pa.Table | None:
+    """Read payloads at once; None where one of them is not taken, and for none."""
     if not values or not all(value is not None and _is_one_line(value) for value in values):
         return None
     options = pyarrow.json.ParseOptions(explicit_schema=contract.arrow_schema, unexpected_field_behavior="ignore")
@@ -138,13 +159,11 @@ def _decode_together(values: Sequence[bytes | None], contract: Contract) -> pa.T
     return columns if columns.num_rows == len(values) else None
 
 
-def _suspect_rows(
-    columns: pa.Table, contract: Contract, values: Sequence[bytes | None]
-) -> pa.Array | pa.ChunkedArray | None:
-    """Rows that break a rule or may hold a forbidden null; None when there are none."""
-    suspects = None
+def _suspect_rows(columns: pa.Table, contract: Contract, values: Sequence[bytes | None]) -> list[int]:
+    """Tell which rows break a rule, or may: all that the validator would not let pass are among them."""
+    suspects = pa.array(np.zeros(columns.num_rows, dtype=np.bool_))
     # An absent field and a null both read as null; only a payload with the word in it can hold a forbidden one.
-    says_null = pa.array([value is not None and b"null" in value for value in values])
+    says_null = pa.array([value is not None and b"null" in value for value in values], pa.bool_())
     for name, field in contract.fields.items():
         column = columns.column(name).combine_chunks()
         checks = _broken_rules(column, field)
@@ -153,36 +172,39 @@ def _suspect_rows(
         elif column.null_count and not contract.is_nullable(name):
             checks.append(pc.and_(pc.is_null(column), says_null))
         for check in checks:
-            found = pc.fill_null(check, False)
-            suspects = found if suspects is None else pc.or_(suspects, found)
-    return suspects if suspects is not None and pc.any(suspects).as_py() else None
+            suspects = pc.or_(suspects, pc.fill_null(check, False))
+    indices: list[int] = pc.indices_nonzero(suspects).to_pylist()
+    return indices
 
 
-def _broken_rules(column: pa.Array, field: dict[str, Any]) -> list[pa.Array]:
+def _broken_rules(column: pa.Array, field: Mapping[str, Any]) -> list[pa.Array]:
     """Check each rule of a field; each mask is true where the rule is, or may be, broken."""
     broken = []
-    for keyword, compare in (
-        ("minimum", pc.less),
-        ("maximum", pc.greater),
-        ("exclusiveMinimum", pc.less_equal),
-        ("exclusiveMaximum", pc.greater_equal),
+    arrow = column.type
+    for keyword, compare, to_whole in (
+        ("minimum", pc.less, math.ceil),
+        ("maximum", pc.greater, math.floor),
+        ("exclusiveMinimum", pc.less_equal, math.floor),
+        ("exclusiveMaximum", pc.greater_equal, math.ceil),
     ):
         if keyword in field:
-            broken.append(compare(column, field[keyword]))
+            bound = to_whole(field[keyword]) if pa.types.is_integer(arrow) else float(field[keyword])
+            broken.append(compare(column, pa.scalar(bound, arrow)))
     if "enum" in field:
-        allowed = pa.array([value for value in field["enum"] if value is not None], column.type)
+        make = _MAKERS.get(value_type(field), lambda value: value)
+        allowed = pa.array([make(value) for value in field["enum"] if value is not None], arrow)
         broken.append(pc.and_(pc.is_valid(column), pc.invert(pc.is_in(column, value_set=allowed))))
     if "minLength" in field:
-        broken.append(pc.less(pc.utf8_length(column), field["minLength"]))
+        broken.append(pc.less(pc.utf8_length(column), int(field["minLength"])))
     if "maxLength" in field:
-        broken.append(pc.greater(pc.utf8_length(column), field["maxLength"]))
+        broken.append(pc.greater(pc.utf8_length(column), int(field["maxLength"])))
     if "pattern" in field:
         broken.append(_mismatches(column, field["pattern"]))
-    if pa.types.is_floating(column.type):
+    if pa.types.is_floating(arrow):
         broken.append(pc.invert(pc.is_finite(column)))  # beyond float64
-    if pa.types.is_list(column.type):
+    if pa.types.is_list(arrow):
         items = pc.list_flatten(column)
-        for check in (pc.is_null(items), *_broken_rules(items, field.get("items", {}))):
+        for check in (pc.is_null(items), *_broken_rules(items, field["items"])):
             parents = pc.list_parent_indices(column).filter(pc.fill_null(check, False))
             broken.append(pc.is_in(pa.array(range(len(column)), pa.int64()), value_set=pc.unique(parents)))
     return broken
@@ -190,7 +212,7 @@ def _broken_rules(column: pa.Array, field: dict[str, Any]) -> list[pa.Array]:
 
 def _mismatches(column: pa.Array, pattern: str) -> pa.Array:
     # Arrow's expressions are not Python's, by which the validator goes; what both read alike is checked on the column.
-    if not _DIFFERS.search(pattern):
+    if _ALIKE.fullmatch(pattern):
         return pc.invert(pc.match_substring_regex(column, pattern))
     compiled = re.compile(pattern)
     matching = [value for value in pc.unique(column).to_pylist() if value is not None and compiled.search(value)]
@@ -202,17 +224,22 @@ def _decode_row(
 ) -> dict[str, Any] | None:
     """Decode one row by the validator's word; a row that does not pass is added to ``rejected``."""
     value = batch.values[position]
-    try:
-        document: Any = orjson.loads(value) if value is not None else None
-    except orjson.JSONDecodeError as exc:
-        detail = f"the payload is no JSON: {exc}; expected an object as in {contract.reference}"
-        rejected.append(_reject(batch, position, Reason.DECODE_ERROR, detail))
-        return None
     if value is None:
         detail = f"the payload is empty (a tombstone), expected an object as in {contract.reference}"
         rejected.append(_reject(batch, position, Reason.DECODE_ERROR, detail))
         return None
-    error = next(iter(sorted(contract.validator.iter_errors(document), key=str)), None)
+    if _is_too_deep(value):
+        detail = f"the payload nests deeper than {_MAX_DEPTH} levels, expected an object as in {contract.reference}"
+        rejected.append(_reject(batch, position, Reason.DECODE_ERROR, detail))
+        return None
+    try:
+        document: Any = orjson.loads(value)
+    except orjson.JSONDecodeError as exc:
+        detail = f"the payload is no JSON: {exc}; expected an object as in {contract.reference}"
+        rejected.append(_reject(batch, position, Reason.DECODE_ERROR, detail))
+        return None
+    errors = contract.validator.iter_errors(document)
+    error = min(errors, key=lambda error: (error.json_path, error.message), default=None)
     if error is None and (overflow := _out_of_int64(document, contract)) is not None:
         rejected.append(_reject(batch, position, Reason.SCHEMA_VIOLATION, overflow))
         return None
@@ -223,19 +250,12 @@ def _decode_row(
     return {name: _coerce(document.get(name), field) for name, field in contract.fields.items()}
 
 
-def _coerce(value: Any, field: dict[str, Any]) -> Any:
+def _coerce(value: Any, field: Mapping[str, Any]) -> Any:
     # JSON Schema counts 5.0 as an integer and 5 as a number; Arrow wants the column's own type.
-    types = field.get("type", [])
-    names = {types} if isinstance(types, str) else set(types)
     if isinstance(value, list):
-        return [_coerce(item, field.get("items", {})) for item in value]
-    if isinstance(value, bool) or value is None:
-        return value
-    if "integer" in names and isinstance(value, float):
-        return int(value)
-    if "number" in names and isinstance(value, int):
-        return float(value)
-    return value
+        return [_coerce(item, field["items"]) for item in value]
+    make = _MAKERS.get(value_type(field))
+    return value if make is None or value is None else make(value)
 
 
 def _out_of_int64(document: dict[str, Any], contract: Contract) -> str | None:
@@ -253,6 +273,26 @@ def _out_of_int64(document: dict[str, Any], contract: Contract) -> str | None:
             if is_too_large or (isinstance(item, int) and not -(2**63) <= item < 2**63):
                 return f"$.{name}: {item} does not fit 64 bits, expected {-(2**63)} to {2**63 - 1}"
     return None
+
+
+def _with_one_zero(columns: pa.Table) -> pa.Table:
+    """Let each zero be 0.0: JSON knows -0 and -0.0, and what is made of them hangs on the parser."""
+    for position, field in enumerate(columns.schema):
+        if _holds_floats(field.type):
+            column = _without_sign_of_zero(columns.column(position).combine_chunks())
+            columns = columns.set_column(position, field, column)
+    return columns
+
+
+def _holds_floats(arrow: pa.DataType) -> bool:
+    return _holds_floats(arrow.value_type) if pa.types.is_list(arrow) else bool(pa.types.is_floating(arrow))
+
+
+def _without_sign_of_zero(column: pa.Array) -> pa.Array:
+    if not pa.types.is_list(column.type):
+        return pc.add(column, 0.0)
+    mask = column.is_null() if column.null_count else None
+    return pa.ListArray.from_arrays(column.offsets, _without_sign_of_zero(column.values), mask=mask)
 
 
 def _reject(batch: RawBatch, position: int, reason: Reason, detail: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from schemas.source import EVENT_TIME_UNITS_US
+from schemas.field import EVENT_TIME_UNITS_US
 from schemas.time import parse_rfc3339_us
 
 _INT64_MIN: Final = -(2**63)

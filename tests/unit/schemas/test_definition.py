@@ -223,8 +223,8 @@ def test_a_wrong_entity_is_refused(field: str, value: Any) -> None:
         ({"type": "object"}, "expected 'object' with `properties`"),
         ({"type": "object", "properties": {"a": {"type": "string", "oneOf": []}}}, "is no valid JSON Schema"),
         ({"type": "object", "properties": {"a": {"type": "string", "not": {}}}}, r"field `a` uses \['not'\]"),
-        ({"type": "object", "properties": {"a": {"type": "object"}}}, "field `a` has type 'object'"),
-        ({"type": "object", "properties": {"a": {}}}, "field `a` has type None"),
+        ({"type": "object", "properties": {"a": {"type": "object"}}}, "field `a` has `type` 'object'"),
+        ({"type": "object", "properties": {"a": {}}}, "field `a` has `type` None"),
         ({"type": "object", "properties": {"a": {"type": "string"}}, "required": ["b"]}, r"requires \['b'\]"),
     ],
 )
