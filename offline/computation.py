@@ -73,7 +73,6 @@ class DecodedCut:
             values=cut.values,
             headers=[None] * len(cut),
             next_offset=cut.first_number + len(cut),
-            size_bytes=sum(map(len, cut.values)),
         )
         decoded = decode(batch, source.schema)
         at = decoded.rows["_offset"].to_numpy() - cut.first_number

@@ -240,17 +240,14 @@ def _closed() -> KafkaException:
 
 def to_columns(tp: tuple[str, int], rows: list[confluent_kafka.Message]) -> RawBatch:
     """Make columns of consecutive records of one topic partition; at least one."""
-    keys = [row.key() for row in rows]
-    values = [row.value() for row in rows]
     offsets = np.fromiter((row.offset() for row in rows), np.int64, len(rows))
     return RawBatch(
         topic=tp[0],
         partition=tp[1],
         offsets=offsets,
         broker_time_us=np.fromiter((row.timestamp()[1] for row in rows), np.int64, len(rows)) * 1_000,
-        keys=keys,
-        values=values,
+        keys=[row.key() for row in rows],
+        values=[row.value() for row in rows],
         headers=cast("list[Headers]", [row.headers() for row in rows]),
         next_offset=int(offsets[-1]) + 1,
-        size_bytes=sum(map(len, filter(None, keys))) + sum(map(len, filter(None, values))),
     )

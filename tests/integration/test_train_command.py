@@ -41,7 +41,6 @@ def delta(tmp_path_factory: pytest.TempPathFactory) -> Path:
             values=records["value"].to_list(),
             headers=[None] * records.height,
             next_offset=records.height,
-            size_bytes=0,
         )
         pipeline = PartitionPipeline(view.source, [view], partition=0)
         processed = pipeline.process(

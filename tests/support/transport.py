@@ -35,7 +35,6 @@ def make_batch(
         values=list(values),
         headers=headers or [None] * len(values),
         next_offset=int(numbers[-1]) + 1,
-        size_bytes=sum(len(value or b"") for value in values),
     )
 
 

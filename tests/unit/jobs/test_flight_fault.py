@@ -147,5 +147,4 @@ def as_raw_batch(records: pl.DataFrame, topic: str) -> RawBatch:
         values=values,
         headers=[[("request_id", request_id.encode())] for request_id in records["request_id"]],
         next_offset=records.height,
-        size_bytes=sum(len(value) for value in values),
     )

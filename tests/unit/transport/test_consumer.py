@@ -67,7 +67,7 @@ def committed() -> Committed:
 
 @pytest.fixture
 def options(committed: Committed) -> ConsumerOptions:
-    return ConsumerOptions(kafka={"bootstrap.servers": "127.0.0.1:1"}, max_held_bytes=100, commit=committed)
+    return ConsumerOptions(kafka={"bootstrap.servers": "127.0.0.1:1"}, max_held_bytes=2_100, commit=committed)
 
 
 @pytest.fixture
@@ -460,20 +460,20 @@ async def test_rows_before_where_faust_read_to_are_not_dropped(consumer: Columna
 async def test_fetching_pauses_over_the_budget_and_goes_on_when_half_of_it_is_free(consumer: ColumnarConsumer) -> None:
     await assign(consumer)
     messages = await deliver_each(consumer, *(batch(at, size=4) for at in (0, 10, 20)))
-    assert consumer.held_bytes == 120
+    assert consumer.held_bytes == 2_520
     assert consumer.is_over_budget()
     consumer.poller.is_held_back = True
     messages[0].ack(consumer)
     await consumer.commit()
-    assert consumer.held_bytes == 80
+    assert consumer.held_bytes == 1_680
     assert consumer.is_over_budget()
     messages[1].ack(consumer)
     await consumer.commit()
-    assert consumer.held_bytes == 40
+    assert consumer.held_bytes == 840
     assert not consumer.is_over_budget()
     consumer.poller.is_held_back = False
     await deliver(consumer, batch(30, size=5))
-    assert consumer.held_bytes == 90
+    assert consumer.held_bytes == 1_690
     assert not consumer.is_over_budget()
 
 
@@ -489,7 +489,7 @@ async def test_partitions_that_go_hold_nothing_any_more(consumer: ColumnarConsum
     await consumer.commit()
     assert consumer.held_bytes == 0
     await deliver(consumer, batch(0, size=9))
-    assert consumer.held_bytes == 90
+    assert consumer.held_bytes == 890
 
 
 async def test_lag_counts_what_is_not_committed(consumer: ColumnarConsumer) -> None:

@@ -221,4 +221,4 @@ def test_columns_hold_each_record_in_order() -> None:
     assert batch.offsets.tolist() == [4, 7]
     assert batch.broker_time_us.tolist() == [1_000_000, 1_000_000]
     assert batch.values == [b"abc", None]
-    assert (batch.next_offset, batch.size_bytes, len(batch)) == (8, 3, 2)
+    assert (batch.next_offset, len(batch)) == (8, 2)
