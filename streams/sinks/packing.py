@@ -7,18 +7,15 @@ A value is ASCII digits, a tag and JSON, so that it can be read with ``GET`` and
     [event_time, pane, watermark, broker_time, feature, feature, ...]
 
 Times are integers in microseconds. Features stand in the order of their names (the definition hash does not depend on
-the order they were written in). NaN and the infinities, which JSON has no numbers for, are the texts ``"nan"``,
-``"inf"`` and ``"-inf"`` where the feature's type is float64.
+the order they were written in). NaN and the infinities, which no row of the engine has, would be null.
 """
 
-import math
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final, Self
 
 import orjson
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from schemas.row import Pane
 from schemas.view import FeatureView
@@ -54,27 +51,21 @@ class Packing:
         tag: Format and definition hash, as they stand in each value.
         columns: What the JSON holds, in its order.
         features: Names of the features in the view's order, each with its place in the JSON.
-        floats: Places of features in which there are float64 numbers, each with its type.
     """
 
     tag: bytes
     columns: tuple[str, ...]
     features: tuple[tuple[str, int], ...]
-    floats: tuple[tuple[int, pa.DataType], ...]
 
     @classmethod
     def of(cls, view: FeatureView) -> Self:
         """Make the packing of a view."""
         names = sorted(view.features)
         columns = (*_CONTEXT, *names)
-        types = view.row_schema
         return cls(
             tag=f"{_FORMAT}:{view.definition_hash}".encode(),
             columns=columns,
             features=tuple((name, columns.index(name)) for name in view.features),
-            floats=tuple(
-                (columns.index(name), types.field(name).type) for name in names if _holds_floats(types.field(name).type)
-            ),
         )
 
 
@@ -110,9 +101,6 @@ def unpack_value(value: bytes, *, view: FeatureView) -> UnpackedValue | None:
     if value[_ORDER_END:_TAG_END] != packing.tag:
         return None
     packed = orjson.loads(value[_TAG_END:])
-    if b'"nan"' in value or b'inf"' in value:
-        for place, arrow in packing.floats:
-            packed[place] = _from_json(packed[place], arrow=arrow)
     event_time_us, pane, watermark_us, broker_time_us = packed[: len(_CONTEXT)]
     return UnpackedValue(
         window_end_us=int(value[:_DIGITS]) - _BIAS,
@@ -130,30 +118,4 @@ def _json_values(column: pa.ChunkedArray) -> list[Any]:
     if pa.types.is_timestamp(column.type):
         column = column.cast(pa.int64())
     values: list[Any] = column.to_pylist()
-    if not _holds_floats(column.type):
-        return values
-    leaves = column
-    while pa.types.is_list(leaves.type):
-        leaves = pc.list_flatten(leaves)
-    # A sum tells whether any number is not finite, at a fraction of the price of looking at each. Numbers so large that
-    # their sum overflows are only looked at in vain.
-    is_finite = math.isfinite(sum(filter(None, values if leaves is column else leaves.to_pylist())))
-    return values if is_finite else [_to_json(value) for value in values]
-
-
-def _holds_floats(arrow: pa.DataType) -> bool:
-    while pa.types.is_list(arrow):
-        arrow = arrow.value_type
-    return bool(pa.types.is_floating(arrow))
-
-
-def _to_json(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_to_json(item) for item in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _from_json(value: Any, *, arrow: pa.DataType) -> Any:
-    if pa.types.is_list(arrow):
-        return None if value is None else [_from_json(item, arrow=arrow.value_type) for item in value]
-    return float(value) if isinstance(value, str) else value
+    return values

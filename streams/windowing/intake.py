@@ -104,23 +104,32 @@ class OutputTable:
             np.minimum(watermark_us, LAST_DATETIME_US), mask=watermark_us <= MINUS_INFINITY_US
         )
         return pa.Table.from_arrays(
-            [_canonical(columns[f.name].cast(f.type)) for f in self._schema], schema=self._schema
+            [_without_non_finite(columns[f.name].cast(f.type)) for f in self._schema], schema=self._schema
         )
 
     def _derive(self, columns: dict[str, pa.Array]) -> dict[str, pa.Array]:
-        """Derived features of each row of output."""
-        table = pa.table({name: columns[name].cast(self._schema.field(name).type) for name in self._inputs})
+        """Derived features of each row of output, of the features as they stand in it."""
+        inputs = {name: columns[name].cast(self._schema.field(name).type) for name in self._inputs}
+        table = pa.table({name: _without_non_finite(column) for name, column in inputs.items()})
         for name, expression in self._derived.items():
-            table = table.append_column(name, expression.column(table))
+            table = table.append_column(name, _without_non_finite(expression.column(table)))
         return {name: table.column(name).combine_chunks() for name in self._derived}
 
 
-def _canonical(column: pa.Array) -> pa.Array:
-    """Give NaN one bit pattern: its sign hangs on the operation that made it."""
+def _without_non_finite(column: pa.Array) -> pa.Array:
+    """Let NaN and the infinities be null, in lists too: JSON has no number for them, and every store has to agree."""
+    if pa.types.is_list(column.type):
+        values = _without_non_finite(column.values)
+        if values.null_count == column.values.null_count:
+            return column
+        mask = column.is_null() if column.null_count else None
+        return pa.ListArray.from_arrays(column.offsets, values, type=column.type, mask=mask)
     if not pa.types.is_floating(column.type):
         return column
-    is_nan = pc.is_nan(column)
-    return pc.if_else(is_nan, pa.scalar(np.nan, column.type), column) if pc.any(is_nan).as_py() else column
+    is_finite = pc.is_finite(column)
+    if pc.all(is_finite, min_count=0).as_py():
+        return column
+    return pc.if_else(is_finite, column, pa.scalar(None, column.type))
 
 
 def explain_duplicate(view: FeatureView, row: int, event_id: object, rejections: Rejections) -> None:

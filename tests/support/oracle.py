@@ -371,6 +371,7 @@ class Oracle:
                 opened = self.start_of(end, feature)
                 inside = [r for r in self.panes.get((key, end), []) if opened <= r["_t"]]
                 out[name] = self.evaluate(feature, inside, order="tile", at=at, span=end - opened)
+            out[name] = finite(out[name])
         out |= {
             "event_time": at,
             "window_end": end,
@@ -492,6 +493,13 @@ class Oracle:
                 part += row[column]
             total += part
         return total
+
+
+def finite(value: Any) -> Any:
+    """What stands in a row of output: no NaN and no infinity, not in a list either."""
+    if isinstance(value, list):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def nine_bits(value: float) -> float:

@@ -1,4 +1,5 @@
 import dataclasses
+import math
 import random
 from typing import Any
 
@@ -359,3 +360,11 @@ def test_the_memory_of_event_ids_is_bounded() -> None:
     content = read_part(engine.snapshot(), identity={})
 
     assert content.tables["duplicates"].num_rows <= 5 * 7
+
+
+def test_an_item_of_a_list_that_is_no_finite_number_is_null() -> None:
+    view = make_view(features={"newest": last_n("x").over(last=3), "x": from_event("x")})
+    rows, _, _ = run_engine(view, [event(0, 1, x=0.5), event(1, 2, x=math.inf), event(2, 3), event(3, 4, x=-math.inf)])
+
+    assert rows["newest"].to_pylist() == [[0.5], [0.5, None], [0.5, None], [None, None]]
+    assert rows["x"].to_pylist() == [0.5, None, None, None]
