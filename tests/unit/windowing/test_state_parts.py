@@ -143,6 +143,73 @@ def test_a_key_that_came_back_has_nothing_of_its_old_state() -> None:
     assert expected.column("newest").to_pylist() == [None, "x"]
 
 
+def test_of_two_parts_that_hold_a_key_the_newer_is_right() -> None:
+    view = make_view()
+    engine = WindowEngine(view)
+    parts = []
+    for offset, kind in enumerate("pqr"):
+        feed(engine, [event(offset, 0, kind=kind)])
+        parts.append(engine.changes())
+    restored = WindowEngine.restore_parts(view, parts)
+    after = make_batch(view, [event(5, 1, kind="r")])
+
+    expected = engine.step(after, processing_time_us=0).rows
+    assert restored.step(after, processing_time_us=0).rows.equals(expected)
+    assert [expected.column(name).to_pylist() for name in ("n", "kinds", "newest")] == [[4], [3], ["r"]]
+
+
+def test_what_fired_at_a_tick_since_is_not_pending_in_older_changes() -> None:
+    view = make_view(allowed_lateness="60s", emit="on_close", source={})
+    engine = WindowEngine(view)
+    parts = []
+    batches = [[event(0, 5), event(1, 15)], [event(2, 6)], [event(3, 25)], [event(4, 26, "b")]]
+    for rows in batches:
+        feed(engine, rows)
+        parts.append(engine.changes())
+    restored = WindowEngine.restore_parts(view, parts)
+    after = make_batch(view, [event(5, 35, "b")])
+
+    expected = engine.step(after, processing_time_us=0).rows
+    assert restored.step(after, processing_time_us=0).rows.equals(expected)
+    assert expected.column("pane").to_pylist() == ["ON_TIME", "ON_TIME"]
+
+
+def check_every_cut(view: FeatureView, batches: list[list[Row]]) -> list[Row]:
+    """Restore after each batch, from changes and from buckets, and go on; gives the rows of the last batch."""
+    engine = WindowEngine(view)
+    parts, results, buckets = [], [], []
+    for rows in batches:
+        results.append(engine.step(make_batch(view, rows), processing_time_us=0).rows)
+        parts.append(engine.changes())
+        buckets.append([engine.bucket(number) for number in range(N_BUCKETS)])
+    for cut in range(1, len(batches)):
+        for kept in (parts[:cut], buckets[cut - 1]):
+            restored = WindowEngine.restore_parts(view, kept)
+            for rows, result in zip(batches[cut:], results[cut:], strict=True):
+                assert restored.step(make_batch(view, rows), processing_time_us=0).rows.equals(result)
+    fired: list[Row] = results[-1].select(["key", "pane", "pane_index", "n"]).to_pylist()
+    return fired
+
+
+def test_a_pane_goes_on_counting_its_firings_and_a_frozen_one_keeps_its_values() -> None:
+    view = make_view(features={"n": count().over("20s")}, allowed_lateness="7s", emit="on_close", source={})
+    # The window that ends at 10 changes after it fired, expires at 17, and tells of the change at the tick at 20.
+    batches = [[event(0, 5), event(1, 11)], [event(2, 6)], [event(3, 18, "b")], [event(4, 7)], [event(5, 21, "b")]]
+
+    assert {"key": "a", "pane": "LATE", "pane_index": 1, "n": 2} in check_every_cut(view, batches)
+
+
+def test_an_end_that_a_late_row_empties_is_told_of_at_the_tick() -> None:
+    view = make_view(features={"n": count().over("10s")}, allowed_lateness="60s", emit="on_close", source={})
+    batches = [[event(0, 5), event(1, 35, "b")], [event(2, 16)], [event(3, 36, "b")], [event(4, 45, "b")]]
+
+    fired = [row for row in check_every_cut(view, batches) if row["key"] == "a"]
+    assert fired == [
+        {"key": "a", "pane": "LATE", "pane_index": 1, "n": 1},
+        {"key": "a", "pane": "EMPTY", "pane_index": 0, "n": 0},
+    ]
+
+
 def test_remembered_ids_are_told_once_and_divided_into_buckets() -> None:
     view = make_view(source={"event_id": "id", "dedup_window": "1h", "max_out_of_orderness": "100s"})
     engine = WindowEngine(view)
