@@ -1,4 +1,3 @@
-import math
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from datetime import date
@@ -38,10 +37,10 @@ class TestRows:
             [
                 {
                     "clicks_5m": 2**63 - 1,
-                    "amount_mean_1h": -math.inf,
+                    "amount_mean_1h": -1e308,
                     "category_last": "☂",
                     "clicked_last": False,
-                    "amounts": [0.1, None, math.inf],
+                    "amounts": [0.1, None, 5e-324],
                     "categories": [],
                     "prices": [[1.0], None],
                     "watermark": None,
