@@ -2,11 +2,13 @@
 
 import importlib
 import importlib.util
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
+from typing import Final
 
 from jobs.role import Role
 from schemas.errors import ConfigError
@@ -15,18 +17,22 @@ from schemas.registry import check_recorded
 from schemas.score import check_recorded_schema
 from schemas.view import FeatureView
 
+_NAME: Final = re.compile(r"[A-Za-z0-9_-]+")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Application:
     """What a module defines.
 
     Attributes:
+        name: Tells it from other applications on the same Kafka: its ``NAME``, else the last part of the module's name.
         module: Name of the module.
         views: Its ``VIEWS``, by name.
         models: Its ``MODELS``, by name; a module may have none.
         variables: Names of views by the variables that hold them.
     """
 
+    name: str
     module: str
     views: Mapping[str, FeatureView]
     models: Mapping[str, ModelSpec]
@@ -49,18 +55,21 @@ def consumer_groups(application: Application) -> dict[Role, tuple[str, list[str]
     """Name the consumer group of each role, and the topics that it reads."""
     views, models = application.views.values(), application.models.values()
     features = sorted(view.topic for view in views)
+    prefix = f"headrace.{application.name}"
     groups = {
-        Role.FEATURES: ("headrace.features", sorted({view.source.topic for view in views})),
-        Role.ONLINE: ("headrace.online", features),
-        Role.OFFLINE: ("headrace.offline", features),
+        Role.FEATURES: (f"{prefix}.features", sorted({view.source.topic for view in views})),
+        Role.ONLINE: (f"{prefix}.online", features),
+        Role.OFFLINE: (f"{prefix}.offline", features),
     }
     for model in models:
-        groups[Role.SCORING] = (f"headrace.scoring.{model.name}", [application.views[model.trigger.name].topic])
+        groups[Role.SCORING] = (f"{prefix}.scoring.{model.name}", [application.views[model.trigger.name].topic])
     return groups
 
 
 def load_application(module: str) -> Application:
-    """Import a module and take its ``VIEWS`` and ``MODELS``; without VIEWS, every view that stands in it by a name.
+    """Import a module and take its ``VIEWS``, ``MODELS`` and ``NAME``.
+
+    Without VIEWS it is every view that stands in it by a name.
 
     Args:
         module: Name of a module on the Python path or in the working directory, or path of a ``.py`` file.
@@ -86,7 +95,15 @@ def load_application(module: str) -> Application:
     for model in models.values():
         model.check_views(by_name)
     variables = {variable: view.name for variable, view in standing.items()}
-    return Application(module=module, views=by_name, models=models, variables=variables)
+    return Application(name=_name(loaded, module), module=module, views=by_name, models=models, variables=variables)
+
+
+def _name(loaded: ModuleType, module: str) -> str:
+    name = getattr(loaded, "NAME", Path(module).stem if module.endswith(".py") else module.rpartition(".")[2])
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        msg = f"application {module!r} has the name {name!r}, expected letters, digits, - and _; set NAME in the module"
+        raise ConfigError(msg)
+    return name
 
 
 def load_recorded_application(module: str) -> Application:

@@ -2,6 +2,7 @@
 
 import logging
 from contextlib import ExitStack
+from typing import Any
 
 import faust
 
@@ -68,15 +69,19 @@ def _compose(
 ) -> faust.App:
     brokers, redis_url = settings.address("kafka"), settings.address("redis")
     views = list(application.views.values())
+    common: dict[str, Any] = {
+        "application": application.name,
+        "brokers": brokers,
+        "metrics": metrics,
+        "lineage": lineage,
+    }
     match role:
         case Role.FEATURES:
-            return FeaturesWorker(views, brokers=brokers, worker_id=worker_id, metrics=metrics, lineage=lineage).app
+            return FeaturesWorker(views, worker_id=worker_id, **common).app
         case Role.ONLINE:
-            online = OnlineWriter(redis_url)
-            return OnlineWorker(views, brokers=brokers, writer=online, metrics=metrics, lineage=lineage).app
+            return OnlineWorker(views, writer=OnlineWriter(redis_url), **common).app
         case Role.OFFLINE:
-            offline = OfflineWriter(settings.delta)
-            return OfflineWorker(views, brokers=brokers, writer=offline, metrics=metrics, lineage=lineage).app
+            return OfflineWorker(views, writer=OfflineWriter(settings.delta), **common).app
         case Role.SCORING:
             model = _only_model(application)
             return _scoring(model, application, settings, worker_id=worker_id, metrics=metrics, lineage=lineage)
@@ -107,6 +112,7 @@ def _scoring(
         view=application.views[model.trigger.name],
         scorer=scorer,
         connect=server.connect,
+        application=application.name,
         brokers=settings.address("kafka"),
         worker_id=worker_id,
         metrics=metrics,

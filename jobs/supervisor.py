@@ -1,5 +1,6 @@
 """Workers as child processes: started, watched, started again when they fail, ended by PID."""
 
+import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -97,6 +98,8 @@ class Supervisor:
     def _spawn(self, role: Role, *, failures: int) -> _Child:
         log = self._home / "logs" / f"worker-{role}.log"
         argv = [sys.executable, "-m", "jobs.cli", "worker", "--role", role, "--exit-with-parent"]
+        # Not the default: a worker that somebody starts beside these has that.
+        argv += ["--worker-id", f"{socket.gethostname()}-0"]
         argv += ["--metrics-port", str(self._ports[role]), "--log-level", self._log_level]
         log_start = log.stat().st_size if log.exists() else 0
         process = spawn(argv, environment=self._environment, cwd=Path.cwd(), log=log)

@@ -3,6 +3,7 @@
 import logging
 import os
 import signal
+import socket
 import threading
 import time
 from typing import Annotated
@@ -20,8 +21,12 @@ def worker(
     role: Annotated[Role, typer.Option(help="What the worker does.")],
     *,
     worker_id: Annotated[
-        str, typer.Option(help="Stable name among the workers of the role; two of one name fence each other.")
-    ] = "0",
+        str | None,
+        typer.Option(
+            help="Name among the workers of the role, over all machines; of two of one name the older one is ended.",
+            show_default="name of the host",
+        ),
+    ] = None,
     metrics_port: Annotated[
         int | None,
         typer.Option(help="Port of the Prometheus endpoint, 0 for any free one.", show_default="9101 to 9104 by role"),
@@ -31,9 +36,10 @@ def worker(
 ) -> None:
     """Run one worker of one role, until SIGTERM.
 
-    Workers of a role share its partitions: start more of them, each with a --worker-id of its own, to scale out. A
-    worker that fails exits with code 1 and can be started again at any time: what it had not committed is done again,
-    and what it had committed is not.
+    Workers of a role share its partitions: start more of them to scale out, those on one host each with a --worker-id
+    of its own. A worker that fails exits with code 1 and can be started again at any time: what it had not committed is
+    done again, and what it had committed is not. Exit code 2 says that a setting, a definition or the loaded model is
+    wrong, which a new start cannot mend.
     """
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     settings = Settings.from_environment(os.environ)
@@ -44,6 +50,7 @@ def worker(
     from jobs.composition import run_worker  # noqa: PLC0415
 
     port = settings.role_metrics_port(role) if metrics_port is None else metrics_port
+    worker_id = worker_id or socket.gethostname()
     run_worker(role, application, settings, worker_id=worker_id, metrics_port=port, log_level=log_level)
 
 

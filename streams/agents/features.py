@@ -35,6 +35,7 @@ class FeaturesWorker:
 
     Args:
         views: Views to compute; those over the same topic share one event source.
+        application: Name of the application, part of the consumer group's and the transactional id.
         brokers: Kafka bootstrap servers.
         worker_id: Stable name of this worker among those of its role.
         metrics: Where counts and watermarks go.
@@ -46,6 +47,7 @@ class FeaturesWorker:
         self,
         views: Sequence[FeatureView],
         *,
+        application: str,
         brokers: str,
         worker_id: str,
         metrics: Metrics,
@@ -66,8 +68,9 @@ class FeaturesWorker:
         self._pipelines: dict[Partition, PartitionPipeline] = {}
         self._next_offset: dict[Partition, int] = {}
         self._snapshot_at: dict[Partition, float] = {}
+        group = f"{application}.features"
         options = ConsumerOptions(
-            kafka=consumer_config("features", brokers=brokers),
+            kafka=consumer_config(group, brokers=brokers),
             commit=self._commit,
             prepare=self._begin,
             start_offsets=self._restore,
@@ -78,12 +81,13 @@ class FeaturesWorker:
             options=options,
             metrics=metrics,
             commit_interval_s=commit_interval_s,
+            group=group,
             views={topic: [view.name for view in views] for topic, views in self._views.items()},
         )
         self._lock = options.lock
         self._epoch = Epoch(
             self._kafka,
-            transactional_id=f"headrace.features.{worker_id}",
+            transactional_id=f"headrace.{group}.{worker_id}",
             group_metadata=lambda: self.app.consumer.poller.group_metadata,
             before_commit=self._write_snapshots,
         )

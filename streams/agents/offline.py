@@ -43,6 +43,7 @@ class OfflineWorker:
 
     Args:
         views: Views whose rows are stored.
+        application: Name of the application, part of the consumer group's.
         brokers: Kafka bootstrap servers.
         writer: The offline store.
         metrics: Where counts go.
@@ -56,6 +57,7 @@ class OfflineWorker:
         self,
         views: Sequence[FeatureView],
         *,
+        application: str,
         brokers: str,
         writer: OfflineWriter,
         metrics: Metrics,
@@ -71,8 +73,9 @@ class OfflineWorker:
         self._flush_rows = flush_rows
         self._flush_interval_s = flush_interval_s
         self._gathered: dict[Partition, _Gathered] = {}
+        group = f"{application}.offline"
         options = ConsumerOptions(
-            kafka=consumer_config("offline", brokers=brokers),
+            kafka=consumer_config(group, brokers=brokers),
             max_held_bytes=512 * 2**20,
             prepare=self._begin,
             release=self._release,
@@ -81,7 +84,12 @@ class OfflineWorker:
         self._lock = asyncio.Lock()
         self._released = asyncio.Event()
         self.app = create_app(
-            "offline", brokers=brokers, options=options, metrics=metrics, commit_interval_s=commit_interval_s
+            "offline",
+            brokers=brokers,
+            options=options,
+            metrics=metrics,
+            commit_interval_s=commit_interval_s,
+            group=group,
         )
         for topic in self._views:
             consume(self.app, topic, self._gather, lock=self._lock)

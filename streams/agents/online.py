@@ -33,6 +33,7 @@ class OnlineWorker:
 
     Args:
         views: Views whose rows are stored.
+        application: Name of the application, part of the consumer group's.
         brokers: Kafka bootstrap servers.
         writer: The online store.
         metrics: Where counts and freshness go.
@@ -44,6 +45,7 @@ class OnlineWorker:
         self,
         views: Sequence[FeatureView],
         *,
+        application: str,
         brokers: str,
         writer: OnlineWriter,
         metrics: Metrics,
@@ -54,9 +56,15 @@ class OnlineWorker:
         self._writer = writer
         self._metrics = metrics
         self._lineage = lineage
-        options = ConsumerOptions(kafka=consumer_config("online", brokers=brokers))
+        group = f"{application}.online"
+        options = ConsumerOptions(kafka=consumer_config(group, brokers=brokers))
         self.app = create_app(
-            "online", brokers=brokers, options=options, metrics=metrics, commit_interval_s=commit_interval_s
+            "online",
+            brokers=brokers,
+            options=options,
+            metrics=metrics,
+            commit_interval_s=commit_interval_s,
+            group=group,
         )
         for topic in self._views:
             consume(self.app, topic, self._handle)

@@ -55,6 +55,7 @@ class ScoringWorker:
         view: Its trigger view.
         scorer: Turns rows into scores.
         connect: Makes the model server ready; called before the first row.
+        application: Name of the application, part of the consumer group's and the transactional id.
         brokers: Kafka bootstrap servers.
         worker_id: Stable name of this worker among those of its role.
         metrics: Where counts and latency go.
@@ -70,6 +71,7 @@ class ScoringWorker:
         view: FeatureView,
         scorer: Scorer,
         connect: Callable[[], Awaitable[None]],
+        application: str,
         brokers: str,
         worker_id: str,
         metrics: Metrics,
@@ -91,7 +93,7 @@ class ScoringWorker:
         self._is_cut = False
         # Of the scores in the open epoch: when their events came to the broker.
         self._uncommitted: list[pa.ChunkedArray] = []
-        group = f"scoring.{model.name}"
+        group = f"{application}.scoring.{model.name}"
         options = ConsumerOptions(
             kafka=consumer_config(group, brokers=brokers),
             commit=self._commit,

@@ -20,6 +20,13 @@ DRAIN_S: Final = 12.0
 """Seconds from SIGTERM to the end of the process, at most."""
 
 
+class _App(faust.App):  # type: ignore[misc]  # Faust has no type information
+    """Faust's app, without its directories: what Headrace keeps is in Kafka."""
+
+    def _create_directories(self) -> None:
+        pass
+
+
 def create_app(
     role: str,
     *,
@@ -44,7 +51,7 @@ def create_app(
         group: The consumer group is ``headrace.<group>``; the role when left out.
         views: Names of the views whose watermarks the role reports, by topic.
     """
-    app = faust.App(
+    app = _App(
         f"headrace.{group or role}",
         broker_consumer=f"headrace://{brokers}",
         broker_producer=f"kafka://{brokers}",

@@ -1,6 +1,7 @@
 """What the roles have in common: one event after the other, and an end without a commit where one fails."""
 
 import asyncio
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -126,3 +127,15 @@ def test_the_consumer_takes_committed_data_alone_and_commits_nothing_by_itself()
     assert config["enable.auto.offset.store"] is False
     assert config["auto.offset.reset"] == "earliest"
     assert config["session.timeout.ms"] < config["max.poll.interval.ms"]
+
+
+def names_in(directory: Path) -> list[str]:
+    return [path.name for path in directory.iterdir()]
+
+
+async def test_a_worker_leaves_no_directories_where_it_runs(
+    app: faust.App, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    await app.on_first_start()
+    assert names_in(tmp_path) == []

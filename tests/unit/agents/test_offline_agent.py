@@ -65,6 +65,7 @@ async def worker(writer: FakeWriter, monkeypatch: pytest.MonkeyPatch) -> Offline
     monkeypatch.setattr(offline_module, "_MAX_RETRY_S", 0.01)
     return OfflineWorker(
         [VIEW],
+        application="shop",
         brokers="127.0.0.1:1",
         writer=writer,  # type: ignore[arg-type]  # a fake
         metrics=Metrics(CollectorRegistry()),

@@ -54,6 +54,7 @@ async def writer() -> FakeWriter:
 async def worker(writer: FakeWriter) -> OnlineWorker:
     return OnlineWorker(
         [VIEW],
+        application="shop",
         brokers="127.0.0.1:1",
         writer=writer,  # type: ignore[arg-type]  # a fake
         metrics=Metrics(CollectorRegistry()),

@@ -104,6 +104,7 @@ async def worker(model: Gate, monkeypatch: pytest.MonkeyPatch) -> ScoringWorker:
         view=TRIPS,
         scorer=scorer,
         connect=connect,
+        application="shop",
         brokers="127.0.0.1:1",
         worker_id="0",
         metrics=Metrics(CollectorRegistry()),

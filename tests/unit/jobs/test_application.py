@@ -126,3 +126,21 @@ def test_each_role_has_a_group_and_the_topics_that_it_reads() -> None:
     assert groups[Role.FEATURES][1] == ["flights.departed", "flights.departed.by_carrier", "flights.landed"]
     assert groups[Role.ONLINE][1] == groups[Role.OFFLINE][1]
     assert groups[Role.SCORING][1] == ["features.airport_departures"]
+
+
+def test_an_application_is_named_by_its_module_unless_it_says_otherwise(
+    write_module: WriteModule, tmp_path: Path
+) -> None:
+    assert load_application("jobs.flights").name == "flights"
+    module = write_module('VIEWS = [view("a")]')
+    assert load_application(module).name == load_application(str(tmp_path / f"{module}.py")).name == module
+    assert load_application(write_module('NAME = "shop-eu"\nVIEWS = [view("a")]')).name == "shop-eu"
+    with pytest.raises(ConfigError, match=r"has the name 'shop\.eu', expected letters, digits"):
+        load_application(write_module('NAME = "shop.eu"\nVIEWS = [view("a")]'))
+
+
+def test_two_applications_over_one_topic_share_no_group(write_module: WriteModule) -> None:
+    one, other = (load_application(write_module('VIEWS = [view("a")]')) for _ in range(2))
+    groups = [group for application in (one, other) for group, _ in consumer_groups(application).values()]
+    assert len(set(groups)) == 6
+    assert groups[0] == f"headrace.{one.name}.features"

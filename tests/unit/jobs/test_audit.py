@@ -20,7 +20,7 @@ from tests.support.scoring import MINUTE_US, TRIPS, make_spec, make_triggers
 from tests.support.transport import make_batch
 
 SPEC = make_spec()
-APPLICATION = Application(module="m", views={TRIPS.name: TRIPS}, models={SPEC.name: SPEC})
+APPLICATION = Application(name="m", module="m", views={TRIPS.name: TRIPS}, models={SPEC.name: SPEC})
 
 
 def departure(number: int, event_time: str) -> bytes:

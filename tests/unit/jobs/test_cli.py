@@ -117,6 +117,16 @@ def test_a_workers_metrics_port_is_that_of_its_role_unless_given(
     assert called["metrics_port"] == port
 
 
+def test_a_workers_name_is_that_of_its_host_unless_given(
+    run: Callable[..., int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called: dict[str, Any] = {}
+    monkeypatch.setattr("socket.gethostname", lambda: "box-3")
+    monkeypatch.setattr("jobs.composition.run_worker", lambda *_, **options: called.update(options))
+    assert run("worker", "--role", "online") == 0
+    assert called["worker_id"] == "box-3"
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_says_what_it_does(command: str) -> None:
     result = CliRunner().invoke(cli.app, [command, "--help"])

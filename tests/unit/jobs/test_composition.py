@@ -2,13 +2,19 @@ from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from jobs import composition
-from jobs.application import load_application
+from jobs.application import consumer_groups, load_application
 from jobs.composition import run_worker
 from jobs.role import Role
 from jobs.settings import Settings
 from schemas.errors import ConfigError, InferenceUnavailableError
+from streams.agents import features, scoring
+from streams.observability.metrics import Metrics
+from tests.support.running import SHIPPED_MODELS
+
+NO_LINEAGE: Any = None
 
 
 @pytest.fixture
@@ -25,16 +31,23 @@ def app(monkeypatch: pytest.MonkeyPatch) -> Any:
     return made
 
 
+def settings(tmp_path: Any) -> Settings:
+    return Settings.from_environment(
+        {
+            "HEADRACE_HOME": str(tmp_path),
+            "HEADRACE_KAFKA": "127.0.0.1:1",
+            "HEADRACE_REDIS": "redis://127.0.0.1:1",
+            "HEADRACE_TRITON": "127.0.0.1:1",
+            "HEADRACE_MODEL_REPOSITORY": str(SHIPPED_MODELS),
+        }
+    )
+
+
 def start(tmp_path: Any) -> None:
-    environment = {
-        "HEADRACE_HOME": str(tmp_path),
-        "HEADRACE_KAFKA": "127.0.0.1:1",
-        "HEADRACE_REDIS": "redis://127.0.0.1:1",
-    }
     run_worker(
         Role.SCORING,
         load_application("jobs.flights"),
-        Settings.from_environment(environment),
+        settings(tmp_path),
         worker_id="w",
         metrics_port=0,
         log_level="info",
@@ -52,3 +65,27 @@ def test_a_worker_that_fails_otherwise_can_be_started_again(app: Any, tmp_path: 
     with pytest.raises(SystemExit) as ended:
         start(tmp_path)
     assert ended.value.code == 1
+
+
+@pytest.mark.parametrize("role", list(Role))
+def test_a_worker_joins_the_group_of_its_application_and_role(
+    role: Role, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    transactional: list[str] = []
+
+    def make_epoch(*_: Any, transactional_id: str, **__: Any) -> object:
+        transactional.append(transactional_id)
+        return object()
+
+    for module in (features, scoring):
+        monkeypatch.setattr(module, "Epoch", make_epoch)
+    application = load_application("jobs.flights")
+    metrics = Metrics(CollectorRegistry())
+    app = composition._compose(
+        role, application, settings(tmp_path), worker_id="box-3", metrics=metrics, lineage=NO_LINEAGE
+    )
+    group = consumer_groups(application)[role][0]
+    assert group.startswith(f"headrace.flights.{role}")
+    assert (app.conf.id, app.headrace.kafka["group.id"]) == (group, group)
+    expected = [f"{group}.box-3"] if role in (Role.FEATURES, Role.SCORING) else []
+    assert transactional == expected

@@ -1,3 +1,4 @@
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -70,6 +71,7 @@ def test_each_role_has_a_worker_with_its_port_and_environment(world: World, supe
         assert f"-m jobs.cli worker --role {role}" in command
         assert f"--metrics-port {9_000 + number}" in command
         assert "--log-level warning" in command
+        assert f"--worker-id {socket.gethostname()}-0" in command
         assert process.environment == {"A": "1"}
         assert supervisor.process(role) is process  # type: ignore[comparison-overlap]  # a fake
     assert supervisor.check() == []
