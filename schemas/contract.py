@@ -2,7 +2,7 @@
 
 A contract ``shop_event@1`` is the file ``schemas/events/shop_event@1.json``, looked for below the working directory
 first and then beside this module. Event times given as integers declare their unit with ``"x-unit": "ms"`` (us, ms, s);
-text event times are RFC 3339 (``"format": "date-time"``).
+text event times are RFC 3339 (``"format": "date-time"``). A payload may have ``"x-max-bytes"`` bytes, 1 MiB unless set.
 """
 
 import json
@@ -20,8 +20,10 @@ from schemas.field import arrow_type, canonical_rules, check_field, is_nullable,
 _PACKAGED = Path(__file__).parent / "events"
 DOCUMENT_KEYWORDS: Final = frozenset(
     {"$schema", "$id", "$comment", "title", "description", "examples", "type", "properties", "required"}
+    | {"x-max-bytes"}
 )
 """JSON Schema keywords that a contract itself may use. Further fields in a payload are always allowed, and ignored."""
+_MAX_BYTES: Final = 2**20
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,12 @@ class Contract:
                 "rules stand at the fields; leave it out"
             )
             raise ConfigError(msg)
+        if type(self.max_bytes) is not int or self.max_bytes < 1:
+            msg = (
+                f"contract {self.reference} has `x-max-bytes` {self.max_bytes!r}, expected a whole number of bytes, 1 "
+                f"or more; leave it out for {_MAX_BYTES}"
+            )
+            raise ConfigError(msg)
         for name, field in self.document["properties"].items():
             check_field(name, field, contract=self.reference)
         if unknown := sorted(set(self.document.get("required", [])) - set(self.document["properties"])):
@@ -70,6 +78,12 @@ class Contract:
         """Names of the fields that every payload must have."""
         return frozenset(self.document.get("required", []))
 
+    @property
+    def max_bytes(self) -> int:
+        """Bytes that a payload may have."""
+        limit: int = self.document.get("x-max-bytes", _MAX_BYTES)
+        return limit
+
     def is_nullable(self, name: str) -> bool:
         """Tell whether JSON null is allowed as the field's value."""
         return is_nullable(self.fields[name])
@@ -77,9 +91,11 @@ class Contract:
     @property
     def definition(self) -> dict[str, Any]:
         """The rules that payloads are held to, as JSON values; equal for contracts that say the same in other words."""
+        limit = {} if self.max_bytes == _MAX_BYTES else {"max_bytes": self.max_bytes}
         return {
             "fields": {name: canonical_rules(field) for name, field in self.fields.items()},
             "required": sorted(self.required),
+            **limit,
         }
 
     @cached_property

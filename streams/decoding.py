@@ -57,7 +57,9 @@ class DecodedBatch:
 def decode(batch: RawBatch, contract: Contract) -> DecodedBatch:
     """Decode and validate one raw batch."""
     rejected: list[dict[str, Any]] = []
-    columns, read = _read_most(batch.values, contract)
+    limit = contract.max_bytes
+    fitting = [value if value is None or len(value) <= limit else None for value in batch.values]
+    columns, read = _read_most(fitting, contract)
     keep = np.ones(len(read), dtype=np.bool_)
     for index in _suspect_rows(columns, contract, [batch.values[position] for position in read]):
         keep[index] = _decode_row(batch, int(read[index]), contract, rejected) is not None
@@ -224,30 +226,43 @@ def _decode_row(
 ) -> dict[str, Any] | None:
     """Decode one row by the validator's word; a row that does not pass is added to ``rejected``."""
     value = batch.values[position]
-    if value is None:
-        detail = f"the payload is empty (a tombstone), expected an object as in {contract.reference}"
-        rejected.append(_reject(batch, position, Reason.DECODE_ERROR, detail))
-        return None
-    if _is_too_deep(value):
-        detail = f"the payload nests deeper than {_MAX_DEPTH} levels, expected an object as in {contract.reference}"
-        rejected.append(_reject(batch, position, Reason.DECODE_ERROR, detail))
-        return None
-    try:
-        document: Any = orjson.loads(value)
-    except orjson.JSONDecodeError as exc:
-        detail = f"the payload is no JSON: {exc}; expected an object as in {contract.reference}"
-        rejected.append(_reject(batch, position, Reason.DECODE_ERROR, detail))
-        return None
-    errors = contract.validator.iter_errors(document)
-    error = min(errors, key=lambda error: (error.json_path, error.message), default=None)
-    if error is None and (overflow := _out_of_int64(document, contract)) is not None:
-        rejected.append(_reject(batch, position, Reason.SCHEMA_VIOLATION, overflow))
-        return None
-    if error is not None:
-        detail = f"{error.json_path}: {error.message[:500]} (contract {contract.reference})"
-        rejected.append(_reject(batch, position, Reason.SCHEMA_VIOLATION, detail))
+    document: Any = None
+    if (refusal := _unreadable(value, contract)) is None and value is not None:
+        try:
+            document = orjson.loads(value)
+        except orjson.JSONDecodeError as exc:
+            expected = f"expected an object as in {contract.reference}"
+            refusal = Reason.DECODE_ERROR, f"the payload is no JSON: {exc}; {expected}"
+        else:
+            refusal = _violation(document, contract)
+    if refusal is not None:
+        rejected.append(_reject(batch, position, *refusal))
         return None
     return {name: _coerce(document.get(name), field) for name, field in contract.fields.items()}
+
+
+def _unreadable(value: bytes | None, contract: Contract) -> tuple[Reason, str] | None:
+    """Say why a payload is not even parsed."""
+    expected = f"expected an object as in {contract.reference}"
+    if value is None:
+        return Reason.DECODE_ERROR, f"the payload is empty (a tombstone), {expected}"
+    if len(value) > contract.max_bytes:
+        detail = f"the payload has {len(value)} bytes, expected at most {contract.max_bytes} ({contract.reference})"
+        return Reason.SCHEMA_VIOLATION, detail
+    if _is_too_deep(value):
+        return Reason.DECODE_ERROR, f"the payload nests deeper than {_MAX_DEPTH} levels, {expected}"
+    return None
+
+
+def _violation(document: Any, contract: Contract) -> tuple[Reason, str] | None:
+    """Say which rule a document breaks: the first one by place in it."""
+    errors = contract.validator.iter_errors(document)
+    error = min(errors, key=lambda error: (error.json_path, error.message), default=None)
+    if error is not None:
+        detail = f"{error.json_path}: {error.message[:500]} (contract {contract.reference})"
+        return Reason.SCHEMA_VIOLATION, detail
+    overflow = _out_of_int64(document, contract)
+    return None if overflow is None else (Reason.SCHEMA_VIOLATION, overflow)
 
 
 def _coerce(value: Any, field: Mapping[str, Any]) -> Any:

@@ -184,6 +184,24 @@ def test_nesting_without_end_is_a_dead_letter_and_no_crash(field: str, depth: in
     assert "nests deeper than 512 levels" in decoded.rejected["detail"][0].as_py()
 
 
+@pytest.mark.parametrize("neighbour", [b'{"a": "b"}', b"{", b' {"a": "b"}'])
+def test_a_payload_of_more_bytes_than_the_contract_allows_is_a_dead_letter(neighbour: bytes) -> None:
+    contract = Contract("short@1", {"type": "object", "properties": {"a": {"type": "string"}}, "x-max-bytes": 20})
+    fits, beyond = b'{"a": "%b"}' % (b"x" * 11), b'{"a": "%b"}' % (b"x" * 12)
+    decoded = decode(make_batch([neighbour, fits, beyond, b"[" * 21]), contract)
+
+    assert 1 in decoded.rows["_offset"].to_pylist()
+    assert reasons(decoded)[-2:] == [(2, "schema_violation"), (3, "schema_violation")]
+    assert decoded.rejected["detail"].to_pylist()[-2] == "the payload has 21 bytes, expected at most 20 (short@1)"
+
+
+def test_a_payload_may_have_a_mebibyte_unless_the_contract_says_otherwise() -> None:
+    contract = Contract("free@1", {"type": "object", "properties": {"a": {"type": "string"}}})
+    values = [b'{"a": "%b"}' % (b"x" * (2**20 - 9 + more)) for more in (0, 1)]
+
+    assert reasons(decode(make_batch(values), contract)) == [(1, "schema_violation")]
+
+
 def test_brackets_side_by_side_or_in_a_text_do_not_nest() -> None:
     lists, text = b"[" + b"[]," * 600 + b"[]]", b'"' + b'[\\"{' * 600 + b'"'
     decoded = decode(make_batch([b'{"id": "ab", "n": 1, "z": ' + odd + b"}" for odd in (lists, text)]), CONTRACT)

@@ -39,6 +39,8 @@ def test_fields_become_columns_in_order() -> None:
         (document(properties={}), "properties"),
         (document(required=["nobody"]), "nobody"),
         (document(type="array"), "'array'"),
+        (document(**{"x-max-bytes": 0}), "`x-max-bytes` 0, expected a whole number of bytes, 1 or more"),
+        (document(**{"x-max-bytes": "1 MB"}), "`x-max-bytes` '1 MB', expected a whole number"),
         (document(properties={"a": {"type": "string", "pattern": 3}}), "no valid JSON Schema"),
     ],
 )

@@ -67,6 +67,7 @@ SAME: dict[str, dict[str, Any]] = {
     "texts of the contract": {
         "document": {"title": "Events", "description": "All", "$comment": "x", "$id": "urn:x", "examples": [{}]}
     },
+    "the usual largest payload": {"document": {"x-max-bytes": 2**20}},
     "order of the fields": {"fields": dict(reversed(FIELDS.items()))},
     "order of keywords": {"fields": {**FIELDS, "x": dict(reversed(FIELDS["x"].items()))}},
     "order of required": {"document": {"required": ["at", "key"]}},
@@ -101,6 +102,7 @@ OTHER: dict[str, dict[str, Any]] = {
     "maxLength": {"fields": with_field("id", maxLength=9)},
     "a rule of items": {"fields": with_field("tags", items={"type": "string", "minLength": 2})},
     "unit of the event time": {"fields": with_field("at", **{"x-unit": "ms"})},
+    "largest payload": {"document": {"x-max-bytes": 1_000}},
     "a further field": {"fields": {**FIELDS, "y": {"type": "string"}}},
     "topic": {"source": {"topic": "others"}},
     "max_out_of_orderness": {"source": {"max_out_of_orderness": "61s"}},
