@@ -11,7 +11,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, cast
 
 import numpy as np
@@ -29,7 +29,7 @@ from schemas.row import Pane
 from schemas.view import FeatureView
 from streams.decoding import decode
 from streams.sinks.offline import read_features
-from streams.sinks.online import OnlineReader, OnlineValue
+from streams.sinks.online import KEEP_TTLS, OnlineReader, OnlineValue, Status
 from streams.sinks.rows import ORDER_COLUMNS
 from streams.windowing.event_time import read_event_times
 from streams.windowing.plan import compile_view
@@ -201,13 +201,21 @@ async def _check_online(redis_url: str, view: FeatureView, rows: pl.DataFrame) -
     async with OnlineReader(redis_url) as reader:
         for start in range(0, len(keys), _KEYS_PER_READ):
             values += await reader.read(view, keys[start : start + _KEYS_PER_READ], now_us=0)
-    matching = 0
+    # What came before this may have expired: it was not written before it was computed.
+    kept_since = None if view.ttl_us is None else datetime.now(UTC) - timedelta(microseconds=KEEP_TTLS * view.ttl_us)
+    matching = expired = 0
     for row, value in zip(newest.iter_rows(named=True), values, strict=True):
+        if value.status is Status.MISSING and kept_since is not None and row["computed_time"] < kept_since:
+            expired += 1
+            continue
         is_same_row = value.source_offset == row["source_offset"] and value.pane == row["pane"]
         matching += is_same_row and value.features == {name: row[name] for name in view.definitions}
     return [
         Check(
-            name=f"{view.name}: entities = entities with their newest row online", expected=len(keys), actual=matching
+            name=f"{view.name}: entities = entities with their newest row online",
+            expected=len(keys) - expired,
+            actual=matching,
+            detail=f"{expired} have expired, as the view's ttl says" if expired else "",
         )
     ]
 

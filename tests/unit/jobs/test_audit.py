@@ -16,7 +16,7 @@ from streams.batch import RawBatch
 from streams.sinks.online import OnlineValue, Status
 from streams.wire import encode_rows
 from tests.support.feature_rows import T0_US
-from tests.support.scoring import MINUTE_US, TRIPS, make_spec, make_triggers
+from tests.support.scoring import MINUTE_US, TRIPS, make_spec, make_trigger_view, make_triggers
 from tests.support.transport import make_batch
 
 SPEC = make_spec()
@@ -60,6 +60,7 @@ class World:
     )
     scored: list[str] = field(default_factory=lambda: [f"r{n}" for n in range(6)])
     reads: list[int] = field(default_factory=list)
+    gone: set[str] = field(default_factory=set)
 
     def read_topic(self, _: str, topic: str) -> Iterator[RawBatch]:
         values: Mapping[str, Sequence[bytes]] = {
@@ -100,7 +101,18 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
         async def read(self, view: FeatureView, keys: Sequence[Any], *, now_us: int) -> list[OnlineValue]:
             made.reads.append(len(keys))
             stored = {row[view.entity.key]: row for row in made.rows.to_pylist()}
-            return [made.online_value(view, stored[key]) for key in keys]
+            return [made.online_value(view, stored[key]) for key in keys if key not in made.gone] + [
+                OnlineValue(
+                    view=view.name,
+                    version=view.version,
+                    definition_hash=view.definition_hash,
+                    entity=key,
+                    status=Status.MISSING,
+                    features={},
+                )
+                for key in keys
+                if key in made.gone
+            ]
 
     monkeypatch.setattr(audit_module, "read_topic", made.read_topic)
     monkeypatch.setattr(audit_module, "read_features", lambda _, __: made.rows)
@@ -162,3 +174,15 @@ def test_the_online_store_is_read_in_portions(world: World, monkeypatch: pytest.
     monkeypatch.setattr(audit_module, "_KEYS_PER_READ", 4)
     assert differing(audit()) == []
     assert world.reads == [4, 2]
+
+
+@pytest.mark.parametrize(("ttl", "found"), [(None, False), ("1h", True), ("36500d", False)])
+def test_a_value_that_has_expired_is_not_asked_for_and_one_that_cannot_have_is(
+    world: World, ttl: str | None, *, found: bool
+) -> None:
+    world.gone = {"A05"}  # the last one, so that the order of the answers stays
+    view = make_trigger_view(ttl=ttl)
+    application = Application(name="m", module="m", views={view.name: view}, models={})
+    checks = run_audit(application, brokers="b", redis_url="r", delta="d")
+    online = f"{view.name}: entities = entities with their newest row online"
+    assert (online not in differing(checks)) is found
