@@ -276,9 +276,10 @@ def print_checks(console: Console, checks: Sequence[Check]) -> None:
 
 
 def audit(*, as_json: Annotated[bool, typer.Option("--json", help="Print JSON in place of a table.")] = False) -> None:
-    """Check to the row that raw topics, feature rows, dead letters, scores, Redis and Delta add up; exit code 1 if not.
+    """Check that topics, stores and scores add up, to the row.
 
-    Let the pipeline come to rest first: what is still under way counts as missing.
+    Raw topics, feature rows, dead letters, scores, Redis and Delta are compared; exit code 1 when they differ. Let the
+    pipeline come to rest first: what is still under way counts as missing.
     """
     settings = Settings.from_environment(os.environ)
     application = load_application(settings.application)

@@ -22,9 +22,10 @@ def bench(
         Path | None, typer.Option("--json", metavar="FILE", help="Write the figures there too.")
     ] = None,
 ) -> None:
-    """Measure something, interleaved with what it is compared with, and print each figure beside its bar.
+    """Measure how fast it is, next to what it is compared with.
 
-    Results are checked before a time counts: wrong ones are an error. A bar that is missed is none.
+    Both are measured in turns, and each figure stands beside its bar. Results are checked before a time counts: wrong
+    ones are an error. A bar that is missed is none.
     """
     if name not in BENCHMARKS:
         msg = f"benchmark {name!r} is not there, expected one of {sorted(BENCHMARKS)}"

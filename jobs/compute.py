@@ -46,11 +46,11 @@ def compute(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="With --report: print JSON in place of a table.")] = False,
 ) -> None:
-    """Compute a view over a file of events, by the same engine as the live path.
+    """Compute a view over a file of events, without any service.
 
-    A row may have `_partition`, `_offset` and `_broker_time` (RFC 3339 or microseconds); without them it is in
-    partition 0, its offset is its number in the file, and its time is not checked against the future. The output is the
-    same, byte for byte, whatever the batch size.
+    It is done by the engine of the live path. A row may have `_partition`, `_offset` and `_broker_time` (RFC 3339 or
+    microseconds); without them it is in partition 0, its offset is its number in the file, and its time is not checked
+    against the future. The output is the same, byte for byte, whatever the batch size.
     """
     view = _view(definition)
     if report:

@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 
 from infra.local.port import choose_ports
-from infra.local.services import SERVICE_NAMES
+from infra.local.service import SERVICE_NAMES
 from jobs.role import Role
 from jobs.settings import Settings
 from jobs.supervisor import Supervisor
@@ -35,11 +35,12 @@ def demo(
     stay: Annotated[bool, typer.Option(help="Keep everything running at the end, until Ctrl-C.")] = False,
     log_level: Annotated[str, typer.Option(help="Log level of the workers.")] = "info",
 ) -> None:
-    """Run all of Headrace on the flights of New York City in 2013, and check at the end that everything adds up.
+    """Run all of Headrace on real flights, and check at the end that everything adds up.
 
-    Starts Kafka, Redis and Triton, computes features of the first months, trains a model on them, then goes on: live
-    speed first, so that you see freshness and latency as they are, then the rest as fast as it goes. A small share of
-    reports is delayed or corrupted on purpose. Everything is kept under <home>/demo, which each run begins afresh.
+    The flights are those that left New York City in 2013. Starts Kafka, Redis and Triton, computes features of the
+    first months, trains a model on them, then goes on: live speed first, so that you see freshness and latency as they
+    are, then the rest as fast as it goes. A small share of reports is delayed or corrupted on purpose. Everything is
+    kept under <home>/demo, which each run begins afresh.
     """
     _check_extra()
     days = [_day(train_until, "--train-until"), _day(until, "--until")]

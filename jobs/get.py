@@ -24,7 +24,10 @@ def get(
     *,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON in place of a table.")] = False,
 ) -> None:
-    """Print the newest features of an entity from the online store, with their age; exit code 1 when there are none."""
+    """Print the newest online features of an entity, with their age.
+
+    Exit code 1 when there are none.
+    """
     settings = Settings.from_environment(os.environ)
     definition = load_application(settings.application).view(view)
     value = asyncio.run(_read(settings.address("redis"), definition, _entity_key(definition, key)))

@@ -23,7 +23,7 @@ from schemas.time import format_rfc3339
 
 __all__ = ["ProduceProgress", "ProduceSummary", "app", "produce_flights"]
 
-app = typer.Typer(name="produce", help="Put events of real input on Kafka.", no_args_is_help=True)
+app = typer.Typer(name="produce", help="Put events of real input on Kafka.", no_args_is_help=True, add_completion=False)
 
 
 @app.callback()
@@ -72,10 +72,13 @@ def flights(
     known. Ctrl-C stops in good order.
 
     A month at once:
-    headrace produce flights --from 2013-01-01 --to 2013-02-01
+
+      headrace produce flights --from 2013-01-01 --to 2013-02-01
 
     An hour each second, with trouble:
-    headrace produce flights --speed 3600 --late-share 0.02 --invalid-share 0.01
+
+      headrace produce flights --speed 3600 --late-share 0.02
+      --invalid-share 0.01
     """
     arguments: dict[str, Any] = {
         "start": _read_time(start, option="--from"),

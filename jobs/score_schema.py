@@ -17,7 +17,10 @@ def score_schema(
     *,
     write: Annotated[bool, typer.Option("--write", help="Record it under schemas/scores/ of this directory.")] = False,
 ) -> None:
-    """Print the JSON Schema (draft 2020-12) that every score of a model passes, as its contract says."""
+    """Print the JSON Schema that every score of a model passes.
+
+    It is of draft 2020-12, as the model's contract says.
+    """
     models = load_application(Settings.from_environment(os.environ).application).models
     if model not in models:
         msg = f"model is {model!r}, expected one of {sorted(models)}"

@@ -7,12 +7,14 @@ from typing import Annotated
 
 import typer
 
-from infra.local.services import SERVICE_NAMES, ServiceStatus
+from infra.local.service import SERVICE_NAMES
+from infra.local.services import ServiceStatus
 from jobs.settings import Settings
 
 app = typer.Typer(
     name="services",
     help="Run Kafka, Redis and Triton on this machine, without Docker.",
+    add_completion=False,
     no_args_is_help=True,
 )
 

@@ -7,7 +7,8 @@ from typing import Annotated, Any, Final, get_type_hints
 from urllib.parse import urlsplit
 
 from infra.local.port import split_address
-from infra.local.services import LocalServices, ServiceAddresses
+from infra.local.service import ServiceAddresses
+from infra.local.services import LocalServices
 from jobs.role import Role
 from schemas.errors import ConfigError, ServiceError
 

@@ -16,7 +16,7 @@ def topics(
         int, typer.Option(min=1, help="Partitions of new raw topics; others follow their source.")
     ] = 4,
 ) -> None:
-    """Create the topics that are missing, and check the partition counts of those that are there."""
+    """Create the topics that are missing, and check the others' partition counts."""
     settings = Settings.from_environment(os.environ)
     application = load_recorded_application(settings.application)
     planned = plan_topics(list(application.views.values()), list(application.models.values()))

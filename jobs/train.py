@@ -37,10 +37,11 @@ def train(
     version: Annotated[int | None, typer.Option(help="Version to write.", min=1, show_default="the next one")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON in place of a table.")] = False,
 ) -> None:
-    """Train the late-arrival model on the offline features, measure it on the later part, and write it for Triton.
+    """Train the late-arrival model on the offline features.
 
-    The features are joined as they stood when each flight departed: nothing that was known later gets into a row. A
-    running Triton takes the new version once it is told to load the model, which the scoring role does when it starts.
+    It is measured on the later part and written for Triton. The features are joined as they stood when each flight
+    departed: nothing that was known later gets into a row. A running Triton takes the new version once it is told to
+    load the model, which the scoring role does when it starts.
     """
     settings = Settings.from_environment(os.environ)
     started = time.perf_counter()

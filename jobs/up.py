@@ -9,7 +9,8 @@ import typer
 from rich.console import Console
 
 from infra.local.port import choose_ports
-from infra.local.services import SERVICE_NAMES, ServiceStatus
+from infra.local.service import SERVICE_NAMES
+from infra.local.services import ServiceStatus
 from jobs.application import load_recorded_application
 from jobs.role import Role
 from jobs.settings import Settings
@@ -22,10 +23,10 @@ def up(
     keep_services: Annotated[bool, typer.Option(help="Leave Kafka, Redis and Triton running at the end.")] = False,
     log_level: Annotated[str, typer.Option(help="Log level of the workers: debug, info, warning or error.")] = "info",
 ) -> None:
-    """Start the services, the topics and one worker of each role; run until Ctrl-C, then end what was started.
+    """Run all on this machine until Ctrl-C: services, topics, a worker of each role.
 
-    A worker that fails is started again. Services that ran before go on running. Addresses given by HEADRACE_KAFKA,
-    HEADRACE_REDIS and HEADRACE_TRITON are used as they are.
+    Then what was started is ended. A worker that fails is started again. Services that ran before go on running.
+    Addresses given by HEADRACE_KAFKA, HEADRACE_REDIS and HEADRACE_TRITON are used as they are.
     """
     console = Console()
     settings = Settings.from_environment(os.environ)

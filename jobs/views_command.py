@@ -25,10 +25,10 @@ def views(
         bool, typer.Option("--record", help="Record the definitions that are not yet, in schemas/definitions.")
     ] = False,
 ) -> None:
-    """List the feature views with version, hash, owner, windows and columns, and whether they are recorded.
+    """List the feature views, and whether they are recorded.
 
-    Once the definition of a view's version is recorded it can't change: `--check`, `headrace up`, `worker` and `topics`
-    refuse another one. Raise the version to change it.
+    With version, hash, owner, windows and columns. Once the definition of a view's version is recorded it can't change:
+    `--check`, `headrace up`, `worker` and `topics` refuse another one. Raise the version to change it.
     """
     if check and record:
         msg = "`--check` and `--record` are both given, expected one of them: recording checks first"

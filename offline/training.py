@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from offline.card import ModelCard, described_inputs, described_outputs, versions, write_version
 from offline.evaluation import brier, roc_auc
 from offline.export import PROBABILITIES, check_export, export_classifier, missing_extra
+from offline.label import Label
 from offline.point_in_time import read_as_of
 from schemas.errors import ConfigError
 from schemas.model import ModelSpec
@@ -53,26 +54,6 @@ Online, a value can be missing for other reasons than in the past that is traine
 entity seen for the first time, a row from ahead. The trees must have met that in every feature.
 """
 _GOLDEN_ROWS: Final = 8
-
-
-@dataclass(frozen=True, kw_only=True)
-class Label:
-    """What comes true later: a value in a row of another view, told by an as-of row.
-
-    Attributes:
-        view: View whose as-of rows tell it.
-        entity: Column of those rows that names what was scored.
-        value: Their column that is compared.
-        above: The label is true where the value is greater.
-    """
-
-    view: FeatureView
-    entity: str
-    value: str
-    above: float
-
-    def __str__(self) -> str:
-        return f"{self.view.name}.{self.value} > {self.above:g}"
 
 
 @dataclass(frozen=True, kw_only=True)

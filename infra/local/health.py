@@ -1,15 +1,10 @@
 """Health checks of the services, Headrace's own or anyone's: each asks the service something only it can answer."""
 
+# The clients load for a while, each: only in the check that asks by it, so that most commands start fast.
+# ruff: noqa: PLC0415
+
 import logging
 from typing import Final
-
-import grpc
-import redis
-import tritonclient.grpc as triton_grpc
-from confluent_kafka import KafkaException
-from confluent_kafka.admin import AdminClient
-from redis.exceptions import RedisClusterException
-from tritonclient.utils import InferenceServerException
 
 from infra.local.port import accepts_connections
 from schemas.errors import ServiceError
@@ -33,6 +28,9 @@ def check_kafka(address: str, *, timeout_s: float) -> str:
     Raises:
         ServiceError: Nothing answers, or it is not Kafka.
     """
+    from confluent_kafka import KafkaException
+    from confluent_kafka.admin import AdminClient
+
     brokers = address.split(",")
     if not any(accepts_connections(broker, service="Kafka", timeout_s=timeout_s) for broker in brokers):
         msg = f"Nothing accepts connections at {address}"
@@ -58,6 +56,9 @@ def check_redis(url: str, *, timeout_s: float) -> str:
     Raises:
         ServiceError: Nothing answers, it is not Redis, it is still loading its data, or it wants other credentials.
     """
+    import redis
+    from redis.exceptions import RedisClusterException
+
     try:
         kind = redis.RedisCluster if url.startswith(_CLUSTER) else redis.Redis
         plain = url.replace(_CLUSTER, "redis://", 1)
@@ -78,6 +79,10 @@ def check_triton(address: str, *, timeout_s: float) -> str:
     Raises:
         ServiceError: Nothing answers, it is no inference server, or it is not ready yet.
     """
+    import grpc
+    import tritonclient.grpc as triton_grpc
+    from tritonclient.utils import InferenceServerException
+
     if not accepts_connections(address, service="Triton", timeout_s=timeout_s):
         msg = f"Nothing accepts connections at {address}"
         raise ServiceError(msg)

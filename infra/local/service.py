@@ -1,12 +1,33 @@
 """What each local service has to offer so that ``services`` can run it as a child process."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import ClassVar, Final, Protocol
 
+SERVICE_NAMES: Final = ("kafka", "redis", "triton")
 Notify = Callable[[str], None]
 """Takes one line for people about something that takes a while, such as a download."""
+
+
+@dataclass(frozen=True)
+class ServiceAddresses:
+    """Where the services are; None for one that is not there.
+
+    Attributes:
+        kafka: ``host:port`` of a bootstrap server, several with commas between.
+        redis: ``redis://`` URL.
+        triton: ``host:port`` of the gRPC endpoint.
+    """
+
+    kafka: str | None = None
+    redis: str | None = None
+    triton: str | None = None
+
+    def get(self, name: str) -> str | None:
+        """Give the address of a service by its name."""
+        addresses: dict[str, str | None] = {field.name: getattr(self, field.name) for field in fields(self)}
+        return addresses[name]
 
 
 @dataclass(frozen=True)

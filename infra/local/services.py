@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal
 
@@ -20,13 +20,12 @@ from infra.local.health import check_kafka, check_redis, check_triton
 from infra.local.kafka.broker import KafkaService
 from infra.local.port import choose_ports, is_port_free
 from infra.local.process import exit_code, read_lines, spawn, telling_lines, wait_until
-from infra.local.service import Launch, Notify, Service
+from infra.local.service import SERVICE_NAMES, Launch, Notify, Service, ServiceAddresses
 from infra.local.state import ServiceRecord, locked, read_state, write_state
 from infra.local.triton.server import TritonService
 from infra.local.valkey import ValkeyService
 from schemas.errors import ConfigError, ServiceError
 
-SERVICE_NAMES: Final = ("kafka", "redis", "triton")
 _CHECKS: Final = {"kafka": check_kafka, "redis": check_redis, "triton": check_triton}
 _TITLES: Final = {"kafka": "Kafka", "redis": "Redis", "triton": "Triton"}
 _CHECK_TIMEOUT_S: Final = 5.0
@@ -37,26 +36,6 @@ _PORT_TAKEN: Final = ("already in use", "failed to bind", "only one usage of eac
 """How a service that cannot have its port says so in its log, in lower case."""
 
 State = Literal["given", "running", "unhealthy", "stopped"]
-
-
-@dataclass(frozen=True)
-class ServiceAddresses:
-    """Where the services are; None for one that is not there.
-
-    Attributes:
-        kafka: ``host:port`` of a bootstrap server, several with commas between.
-        redis: ``redis://`` URL.
-        triton: ``host:port`` of the gRPC endpoint.
-    """
-
-    kafka: str | None = None
-    redis: str | None = None
-    triton: str | None = None
-
-    def get(self, name: str) -> str | None:
-        """Give the address of a service by its name."""
-        addresses: dict[str, str | None] = {field.name: getattr(self, field.name) for field in fields(self)}
-        return addresses[name]
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from typing import Final
 
 from jobs.flights.views import aircraft_landings, airport_departures, carrier_departures
-from offline.training import Label
+from offline.label import Label
 from schemas.model import ModelInput, ModelOutput, ModelSpec, ViewReference
 
 LATE_MINUTES: Final = 15

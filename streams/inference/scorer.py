@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from schemas.errors import ConfigError, InferenceTimeoutError, InferenceUnavailableError, SinkUnavailableError
 from schemas.model import OUTPUT_TYPES, ModelSpec, ServedVersion, ViewReference
 from schemas.row import Pane, Reason
-from schemas.score import Arm, ServedBy, score_row_schema, with_text_times
+from schemas.score import Arm, ServedBy, score_row_schema
+from schemas.text_time import with_text_times
 from schemas.view import FeatureView
 from streams.inference.lookup import ViewValues, of_trigger, plan_lookups, resolve_lookup
 from streams.ports import Inference, ModelServer, OnlineReader

@@ -15,7 +15,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from infra.local.process import wait_until
-from infra.local.services import SERVICE_NAMES
+from infra.local.service import SERVICE_NAMES
 from jobs.role import Role
 from jobs.topic_reader import read_topic
 from streams.agents.worker import DRAIN_S

@@ -15,7 +15,8 @@ import pytest
 import redis
 
 from infra.local import services as services_module
-from infra.local.services import SERVICE_NAMES, LocalServices, ServiceAddresses, ServiceStatus
+from infra.local.service import SERVICE_NAMES, ServiceAddresses
+from infra.local.services import LocalServices, ServiceStatus
 from infra.local.state import read_state, state_path, write_state
 from schemas.errors import ConfigError, ServiceError
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from infra.local.port import choose_ports
-from infra.local.services import SERVICE_NAMES, LocalServices
+from infra.local.service import SERVICE_NAMES
+from infra.local.services import LocalServices
 from jobs.application import Application, consumer_groups, load_application
 from jobs.audit import Check, run_audit
 from jobs.consumer_group import is_caught_up

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from offline.training import Label
+from offline.label import Label
 from schemas.aggregation import count, from_event, last, max_
 from schemas.entity import Entity
 from schemas.model import ModelInput, ModelOutput, ModelSpec, ServedVersion, ViewReference

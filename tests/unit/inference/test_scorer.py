@@ -16,7 +16,8 @@ from schemas.errors import (
     TensorMismatchError,
 )
 from schemas.model import ModelInput, ModelOutput, ModelSpec, ViewReference
-from schemas.score import Arm, score_json_schema, score_row_schema, with_text_times
+from schemas.score import Arm, score_json_schema, score_row_schema
+from schemas.text_time import with_text_times
 from streams.inference.scorer import Scored, Scorer, encode_scores, with_total_latency
 from streams.ports import Inference
 from tests.support.feature_rows import T0_US

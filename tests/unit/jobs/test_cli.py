@@ -1,16 +1,19 @@
+import builtins
+import subprocess
+import sys
 from collections.abc import Callable
+from importlib import metadata
 from typing import Any
 
 import pytest
-from typer.main import get_command
 from typer.testing import CliRunner
 
-from jobs import cli
+from jobs import cli, commands
 from jobs import worker as worker_module
 from jobs.role import Role
 from schemas.errors import ConfigError, HeadraceError, ServiceError, SinkUnavailableError
 
-COMMANDS = ["audit", "consume", "demo", "get", "produce", "services", "topics", "train", "up", "views", "worker"]
+HEAVY = {"aiokafka", "confluent_kafka", "deltalake", "faust", "grpc", "pandas", "polars", "redis", "tritonclient"}
 
 
 @pytest.fixture
@@ -127,14 +130,73 @@ def test_a_workers_name_is_that_of_its_host_unless_given(
     assert called["worker_id"] == "box-3"
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_says_what_it_does(command: str) -> None:
-    result = CliRunner().invoke(cli.app, [command, "--help"])
+@pytest.mark.parametrize("name", commands.COMMANDS)
+def test_every_command_says_what_it_does_and_is_listed_by_its_first_sentence(name: str) -> None:
+    result = CliRunner().invoke(commands.app, [name, "--help"])
     assert result.exit_code == 0
     assert len(result.output.splitlines()) > 4
+    assert commands.load_command(name).help.split("\n\n")[0] == commands.COMMANDS[name].summary
 
 
 def test_the_help_names_every_command() -> None:
-    output = CliRunner().invoke(cli.app, ["--help"]).output
-    for command in get_command(cli.app).commands:  # type: ignore[attr-defined]  # it is a group
-        assert command in output
+    output = CliRunner().invoke(commands.app, ["--help"]).output
+    for name in commands.COMMANDS:
+        assert f" {name} " in output
+
+
+@pytest.mark.parametrize("name", commands.COMMANDS)
+def test_help_is_wrapped_to_the_width_of_the_terminal(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = commands.load_command(name)
+    for each in (command, *getattr(command, "commands", {}).values()):
+        for line in each.help.splitlines():
+            # A paragraph is one line, which the terminal's width then breaks; examples keep their own.
+            assert line == "" or line.startswith(" ") or line.rstrip().endswith((".", ":", "."))
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["views"], ["views", "--help"]])
+def test_looking_loads_none_of_the_heavy_libraries(arguments: list[str]) -> None:
+    script = (
+        f"import sys; sys.argv = ['headrace', *{arguments!r}]\n"
+        "from jobs.cli import main\n"
+        "try: main()\n"
+        "except SystemExit as ended: assert not ended.code\n"
+        f"print('loaded:', sorted({HEAVY!r} & set(sys.modules)))\n"
+    )
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True)
+    assert found.stdout.endswith("loaded: []\n")
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    result = CliRunner().invoke(commands.app, ["--version"])
+    assert (result.exit_code, result.output) == (0, f"headrace {metadata.version('headrace')}\n")
+
+
+def test_a_misspelt_command_is_told_what_it_may_have_been(run: Callable[..., int], capsys: Any) -> None:
+    assert run("topcis") == 2
+    assert "topics" in capsys.readouterr().err
+
+
+def test_ctrl_c_is_exit_code_130_while_the_commands_load(
+    run: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    load = builtins.__import__
+
+    def interrupted(name: str, *arguments: Any, **options: Any) -> Any:
+        if name == "jobs.commands":
+            raise KeyboardInterrupt
+        return load(name, *arguments, **options)
+
+    monkeypatch.setattr(builtins, "__import__", interrupted)
+    assert run("views") == 130
+    assert capsys.readouterr().err == ""
+
+
+def test_ctrl_c_is_exit_code_130_while_a_command_loads(
+    run: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(_: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(commands, "load_command", interrupted)
+    assert run("views") == 130
+    assert capsys.readouterr().err == ""

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.local.services import ServiceAddresses
+from infra.local.service import ServiceAddresses
 from infra.local.state import ServiceRecord, write_state
 from jobs.role import Role
 from jobs.settings import Settings

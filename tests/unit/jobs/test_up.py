@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from infra.local.services import SERVICE_NAMES, ServiceAddresses, ServiceStatus
+from infra.local.service import SERVICE_NAMES, ServiceAddresses
+from infra.local.services import ServiceStatus
 from jobs import up as up_module
 from jobs.role import Role
 from jobs.settings import Settings

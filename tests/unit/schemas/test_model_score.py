@@ -15,8 +15,8 @@ from schemas.score import (
     render_score_schema,
     score_json_schema,
     score_row_schema,
-    with_text_times,
 )
+from schemas.text_time import with_text_times
 from tests.support.scoring import make_spec
 
 SCORE = {
