@@ -31,7 +31,7 @@ from typing import Any, Protocol
 import yaml
 from typer.testing import CliRunner
 
-from jobs.cli import app
+from jobs.commands import app
 from schemas import aggregation
 from schemas.entity import Entity
 from schemas.time import parse_rfc3339_us

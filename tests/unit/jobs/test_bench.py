@@ -12,7 +12,7 @@ from jobs.bench import ceiling, engine
 from jobs.bench.figure import Figure, print_figures
 from jobs.bench.job import OUT_OF_ORDERNESS_MS, SLIDE_MS, EventStream, make_view, to_json
 from jobs.bench.witness import Witness
-from jobs.cli import app
+from jobs.commands import app
 from schemas.errors import ConfigError, WindowingError
 from streams.windowing.engine import WindowEngine
 

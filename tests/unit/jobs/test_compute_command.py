@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from jobs import row_file
-from jobs.cli import app
+from jobs.commands import app
 from jobs.lateness_table import show_wait
 from schemas.errors import ConfigError, SchemaMismatchError, SinkError
 

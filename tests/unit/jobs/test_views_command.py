@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from jobs.cli import app
+from jobs.commands import app
 from schemas.errors import ConfigError
 
 DEFINITION = """\
