@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streams.windowing.bucket import buckets_of
+from streams.windowing.bucket import buckets_of_numbers
 from streams.windowing.segment import Bools, Ints
 from streams.windowing.snapshot import PartKind, Selection
 
@@ -129,7 +129,7 @@ class DuplicateMemory:
             slot_times = np.array(slot.times)
             rows = np.arange(slot.n_told if selection.kind is PartKind.CHANGES else 0, len(slot.ids))
             if selection.bucket is not None:
-                rows = np.flatnonzero(buckets_of(slot_times) == selection.bucket)
+                rows = np.flatnonzero(buckets_of_numbers(slot_times) == selection.bucket)
             ids.append(pa.array([slot.ids[row] for row in rows.tolist()], id_type))
             times.append(slot_times[rows])
         return pa.table({"id": pa.concat_arrays(ids), "time_us": pa.array(np.concatenate(times))})

@@ -6,8 +6,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streams.windowing.bucket import Buckets, bucket_of
-from streams.windowing.segment import Ints
+from streams.windowing.bucket import Buckets, buckets_of
+from streams.windowing.hash_index import HashIndex
+from streams.windowing.key_word import Hashes, KeyWords, Words, hash_words, to_keys, to_words
+from streams.windowing.segment import Bools, Ints
 
 _FIRST_CAPACITY: Final = 1_024
 _NO_BUCKET: Final = 255
@@ -19,54 +21,97 @@ class KeyTable:
 
     def __init__(self, key_type: pa.DataType) -> None:
         self._type = key_type
-        self._ids: dict[Any, int] = {}
-        self._values: list[Any] = []
-        self._free: list[int] = []
+        self._index = HashIndex()
+        self._words: Words = np.zeros((0, 1), dtype=np.uint64)
+        self._n_bytes = np.zeros(0, dtype=np.int64)
         self._buckets: Buckets = np.empty(0, dtype=np.uint8)
+        self._free: Ints = np.empty(0, dtype=np.int64)
+        self._long: dict[Any, int] = {}
+        self._long_keys: dict[int, Any] = {}
+        self.capacity = 0
 
     def __len__(self) -> int:
-        return len(self._ids)
+        return self.capacity - len(self._free)
 
-    @property
-    def capacity(self) -> int:
-        """One more than the largest number in use."""
-        return len(self._values)
+    def find(self, keys: pa.Array) -> Ints:
+        """Number of each key, -1 for one that has none."""
+        words = to_words(keys)
+        return self._find(keys, words, hash_words(words))
 
-    def find(self, key: Any) -> int | None:
-        """Number of a key, None when it has none."""
-        return self._ids.get(key)
-
-    def intern(self, keys: list[Any]) -> Ints:
+    def intern(self, keys: pa.Array) -> Ints:
         """Number of each of these distinct keys; new keys get one."""
-        ids = list(map(self._ids.get, keys))
-        if None in ids:
-            # A loop over new keys only: each is met once in its life.
-            for position, number in enumerate(ids):
-                if number is None:
-                    ids[position] = self._add(keys[position])
-        return np.array(ids, dtype=np.int64)
+        words = to_words(keys)
+        hashes = hash_words(words)
+        ids = self._find(keys, words, hashes)
+        new = np.flatnonzero(ids < 0)
+        if len(new):
+            ids[new] = self._add(keys.take(pa.array(new)), words.take(new), hashes[new])
+        return ids
 
-    def _add(self, key: Any) -> int:
-        if self._free:
-            number = self._free.pop()
-            self._values[number] = key
-        else:
-            number = len(self._values)
-            self._values.append(key)
-            if number >= len(self._buckets):
-                more = np.full(max(_FIRST_CAPACITY, number), _NO_BUCKET, dtype=np.uint8)
-                self._buckets = np.concatenate([self._buckets, more])
-        self._ids[key] = number
-        self._buckets[number] = bucket_of(key)
-        return number
+    def _find(self, keys: pa.Array, words: KeyWords, hashes: Hashes) -> Ints:
+        n_words = min(words.words.shape[1], self._words.shape[1])
+
+        def is_same(queries: Ints, numbers: Ints) -> Bools:
+            # Bytes of the words that one side has more of are counted by the lengths, which must be alike.
+            same: Bools = words.n_bytes[queries] == self._n_bytes[numbers]
+            for number in range(n_words):
+                same &= words.words[queries, number] == self._words[numbers, number]
+            return same
+
+        is_whole = words.is_whole
+        if is_whole.all():
+            return self._index.find(hashes, is_same)
+        ids = np.full(len(hashes), -1, dtype=np.int64)
+        short = np.flatnonzero(is_whole)
+        ids[short] = self._index.find(hashes[short], lambda queries, numbers: is_same(short[queries], numbers))
+        for row in np.flatnonzero(~is_whole).tolist():
+            ids[row] = self._long.get(keys[row].as_py(), -1)
+        return ids
+
+    def _add(self, keys: pa.Array, words: KeyWords, hashes: Hashes) -> Ints:
+        numbers = self._allocate(len(hashes))
+        is_whole = words.is_whole
+        for row in np.flatnonzero(~is_whole).tolist():
+            key, number = keys[row].as_py(), int(numbers[row])
+            self._long[key], self._long_keys[number] = number, key
+        n_words = words.words.shape[1]
+        if n_words > self._words.shape[1]:
+            more = np.zeros((len(self._words), n_words - self._words.shape[1]), dtype=np.uint64)
+            self._words = np.hstack([self._words, more])
+        short = np.flatnonzero(is_whole)
+        if not self._index.has_room(len(short)):
+            live = self.live_ids()
+            live = live[self._of(live).is_whole]
+            self._index.rebuild(hash_words(self._of(live)), live, n_more=len(short))
+        self._index.add(hashes[short], numbers[short])
+        self._words[numbers] = 0
+        self._words[numbers[:, None], np.arange(n_words)] = words.words[:, :n_words]
+        self._n_bytes[numbers] = words.n_bytes
+        self._buckets[numbers] = buckets_of(hashes)
+        return numbers
+
+    def _allocate(self, n_keys: int) -> Ints:
+        reused, self._free = self._free[:n_keys], self._free[n_keys:]
+        before, self.capacity = self.capacity, self.capacity + n_keys - len(reused)
+        if self.capacity > len(self._buckets):
+            more = max(_FIRST_CAPACITY, len(self._buckets), self.capacity - len(self._buckets))
+            self._words = np.vstack([self._words, np.zeros((more, self._words.shape[1]), dtype=np.uint64)])
+            self._n_bytes = np.concatenate([self._n_bytes, np.zeros(more, dtype=np.int64)])
+            self._buckets = np.concatenate([self._buckets, np.full(more, _NO_BUCKET, dtype=np.uint8)])
+        return np.concatenate([reused, np.arange(before, self.capacity)])
+
+    def _of(self, ids: Ints) -> KeyWords:
+        return KeyWords(self._words[ids], self._n_bytes[ids])
 
     def release(self, ids: Ints) -> None:
         """Forget keys whose state is gone."""
-        for number in ids.tolist():
-            del self._ids[self._values[number]]
-            self._values[number] = None
-            self._free.append(number)
+        words = self._of(ids)
+        is_whole = words.is_whole
+        for number in ids[~is_whole].tolist():
+            del self._long[self._long_keys.pop(number)]
+        self._index.remove(hash_words(words.take(is_whole)), ids[is_whole])
         self._buckets[ids] = _NO_BUCKET
+        self._free = np.concatenate([self._free, ids])
 
     def live_ids(self, bucket: int | None = None) -> Ints:
         """Numbers in use, rising; only of the keys of a bucket if one is given."""
@@ -74,16 +119,20 @@ class KeyTable:
 
     def to_arrow(self, ids: Ints) -> pa.Array:
         """Keys of these numbers."""
-        if len(ids) > 4 * len(self._values):
-            return pa.array(self._values, self._type).take(pa.array(ids))
-        distinct, inverse = np.unique(ids, return_inverse=True)
-        keys = pa.array([self._values[number] for number in distinct.tolist()], self._type)
-        return keys.take(pa.array(inverse))
+        words = self._of(ids)
+        if not self._long:
+            return to_keys(words, self._type)
+        is_whole = words.is_whole
+        short, long = np.flatnonzero(is_whole), np.flatnonzero(~is_whole)
+        kept = to_keys(words.take(short), self._type)
+        others = pa.array([self._long_keys[number] for number in ids[long].tolist()], self._type)
+        place = np.empty(len(ids), dtype=np.int64)
+        place[np.concatenate([short, long])] = np.arange(len(ids))
+        return pa.concat_arrays([kept, others]).take(pa.array(place))
 
     def ranks(self, ids: Ints) -> Ints:
         """Rank of each key in the order of the output: by number, or by Unicode code point."""
         distinct, inverse = np.unique(ids, return_inverse=True)
-        keys = pa.array([self._values[number] for number in distinct.tolist()], self._type)
         ranks = np.empty(len(distinct), dtype=np.int64)
-        ranks[pc.array_sort_indices(keys).to_numpy()] = np.arange(len(distinct))
+        ranks[pc.array_sort_indices(self.to_arrow(distinct)).to_numpy()] = np.arange(len(distinct))
         return ranks[inverse]

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
+import pyarrow as pa
 
 from streams.windowing.accumulator import fits_int64
 from streams.windowing.columns import BatchColumns
@@ -40,7 +41,7 @@ class GuardedRows:
     """
 
     columns: BatchColumns
-    keys: list[Any]
+    keys: pa.Array
     place: Ints
     time_us: Ints
     before_us: Ints
@@ -83,7 +84,7 @@ class OverflowGuard:
 
     def first_overflow(self, rows: GuardedRows) -> tuple[int, str] | None:
         """Find the first row that would take a sum out of int64, and that sum's name."""
-        ids = np.array([-1 if (known := self._keys.find(key)) is None else known for key in rows.keys], dtype=np.int64)
+        ids = self._keys.find(rows.keys)
         size = np.zeros(len(ids))
         for feature in self._features:
             values = rows.columns.values(feature.source)[0].astype(np.float64)

@@ -1,7 +1,6 @@
 """What passes between the steps of a sliding view: a batch made ready, a batch taken in, rows of output to be."""
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -82,7 +81,7 @@ class Prepared:
 
     rows: AdmittedRows
     columns: BatchColumns | None
-    keys: list[Any]
+    keys: pa.Array
     place: Ints
     tile: Ints
     first: Ints

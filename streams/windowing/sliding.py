@@ -85,12 +85,12 @@ class SlidingState:
         """Make a batch ready; changes nothing."""
         tile, first, last = self.tiles_of(rows.time_us)
         if rows.table is None:
-            return Prepared(rows, None, [], _NOTHING, tile, first, last)
+            return Prepared(rows, None, self.keys.to_arrow(_NOTHING), _NOTHING, tile, first, last)
         encoded = rows.table.column(self.plan.key).combine_chunks().dictionary_encode()
         return Prepared(
             rows,
             BatchColumns(rows.table, plan=self.plan, pools=self.pools),
-            encoded.dictionary.to_pylist(),
+            encoded.dictionary,
             encoded.indices.to_numpy().astype(np.int64),
             tile,
             first,

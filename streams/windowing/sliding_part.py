@@ -82,8 +82,8 @@ def read_sliding(state: SlidingState, contents: Iterable[Content], *, watermark_
     has_pending = True
     for content in contents:
         codes = CodeReader(state.pools, content)
-        keys = content.tables["keys"].column("key").to_pylist() if "keys" in content.tables else []
-        ids = state.keys.intern(keys)
+        table = content.tables.get("keys")
+        ids = _NO_IDS if table is None else state.keys.intern(table.column("key").combine_chunks())
         state.windows.tiles.grow_keys(state.keys.capacity)
         state.windows.read_part(content, ids, codes=codes)
         state.windowless.read_part(content, ids, codes=codes)

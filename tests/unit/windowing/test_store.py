@@ -1,9 +1,13 @@
 """Key numbers, value codes and tallies: small stores with a dict as their model."""
 
+import hypothesis.strategies as st
 import numpy as np
 import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
 
 from streams.windowing.key_table import KeyTable
+from streams.windowing.key_word import hash_words, to_keys, to_words
 from streams.windowing.register import CellReads, CellRows
 from streams.windowing.tally import Tally, count_distinct, entropy_bits, extreme_rank
 from streams.windowing.value_pool import ValuePool
@@ -11,21 +15,74 @@ from streams.windowing.value_pool import ValuePool
 
 def test_released_key_numbers_are_used_again() -> None:
     keys = KeyTable(pa.string())
-    first = keys.intern(["a", "b", "c"])
+    first = keys.intern(pa.array(["a", "b", "c"]))
     keys.release(first[[1]])
 
-    assert keys.find("b") is None
-    assert keys.intern(["d", "a"]).tolist() == [1, 0]
-    assert keys.capacity == 3
-    assert sorted(keys.live_ids().tolist()) == [0, 1, 2]
+    assert keys.find(pa.array(["b", "c"])).tolist() == [-1, 2]
+    assert keys.intern(pa.array(["d", "a"])).tolist() == [1, 0]
+    assert keys.capacity == len(keys) == 3
+    assert keys.live_ids().tolist() == [0, 1, 2]
     assert keys.to_arrow(np.array([1, 0, 0])).to_pylist() == ["d", "a", "a"]
 
 
 def test_keys_are_ranked_by_code_point_and_numbers_by_value() -> None:
     texts, numbers = KeyTable(pa.string()), KeyTable(pa.int64())
 
-    assert texts.ranks(texts.intern(["é", "a", "Z", "\N{GRINNING FACE}", ""])).tolist() == [3, 2, 1, 4, 0]
-    assert numbers.ranks(numbers.intern([10, -5, 9])).tolist() == [2, 0, 1]
+    ids = texts.intern(pa.array(["é", "a", "Z", "\N{GRINNING FACE}", ""]))
+    assert texts.ranks(ids).tolist() == [3, 2, 1, 4, 0]
+    assert numbers.ranks(numbers.intern(pa.array([10, -5, 9]))).tolist() == [2, 0, 1]
+
+
+TEXTS = st.one_of(
+    st.sampled_from(["", "\0", "a", "a\0", "a\0\0", "é" * 4, "x" * 64, "x" * 65, "x" * 64 + "y", "x" * 7, "x" * 8]),
+    st.text(st.characters(codec="utf-8"), max_size=80),
+)
+KEY_STEPS = st.lists(st.tuples(st.booleans(), st.lists(TEXTS, max_size=8, unique=True)), max_size=12)
+
+
+@pytest.mark.parametrize("hash_bits", [64, 33, 0])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(steps=KEY_STEPS)
+def test_a_key_table_is_a_dict(
+    hash_bits: int, steps: list[tuple[bool, list[str]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # With few bits, all keys collide: in the slots (0 bits), or in the upper half that is kept beside the number.
+    mask = np.uint64(2**64 - 2 ** (64 - hash_bits) if hash_bits else 0)
+    monkeypatch.setattr("streams.windowing.key_table.hash_words", lambda words: hash_words(words) & mask)
+    table = KeyTable(pa.string())
+    model: dict[str, int] = {}
+    for is_release, texts in steps:
+        keys = pa.array(texts, pa.string())
+        known = [text for text in texts if text in model]
+        assert table.find(keys).tolist() == [model.get(text, -1) for text in texts]
+        if is_release:
+            table.release(np.array([model.pop(text) for text in known], dtype=np.int64))
+        else:
+            for text, number in zip(texts, table.intern(keys).tolist(), strict=True):
+                assert model.setdefault(text, number) == number
+        assert len(set(model.values())) == len(model) == len(table)
+        ids = np.array(list(model.values()), dtype=np.int64)
+        assert table.to_arrow(ids).to_pylist() == list(model)
+        assert sorted(model.values()) == table.live_ids().tolist()
+        assert all(number < table.capacity for number in model.values())
+
+
+def test_a_key_table_takes_many_keys_that_come_and_go() -> None:
+    table = KeyTable(pa.string())
+    for turn in range(20):
+        keys = pa.array([f"key-{number}" for number in range(turn * 3_000, turn * 3_000 + 9_000)])
+        ids = table.intern(keys)
+        assert table.find(keys).tolist() == ids.tolist()
+        table.release(ids[:3_000])
+        assert table.find(keys[:3_000]).tolist() == [-1] * 3_000
+    assert table.capacity == 9_000
+
+
+def test_a_slice_of_an_array_has_the_words_of_its_own_keys() -> None:
+    keys = pa.array(["first", "second key", "", "third"])
+
+    assert to_keys(to_words(keys[1:3]), pa.string()).to_pylist() == ["second key", ""]
+    assert to_keys(to_words(pa.array([-1, 2**62])), pa.int64()).to_pylist() == [-1, 2**62]
 
 
 def test_values_are_coded_and_decoded() -> None:
