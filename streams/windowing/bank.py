@@ -4,14 +4,13 @@ Registers and tallies are shared: the mean and the sum of a column under the sam
 registers.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 
-from streams.windowing.accumulator import ENTROPY_DECIMALS, SECOND_US, quantile_ppm
 from streams.windowing.columns import BatchColumns, Pools, dtype_of, lists_to_arrow, number_to_arrow
 from streams.windowing.hll import Sketches, SketchRows
 from streams.windowing.level import from_levels
@@ -33,6 +32,7 @@ from streams.windowing.segment import Array, Bools, Ints
 from streams.windowing.snapshot import Content
 from streams.windowing.stored_code import CodeReader, CodeWriter
 from streams.windowing.tally import (
+    ENTROPY_DECIMALS,
     Tally,
     TallyRows,
     ValueCounts,
@@ -40,12 +40,14 @@ from streams.windowing.tally import (
     entropy_bits,
     extreme_rank,
     nth_entries,
+    quantile_ppm,
     top_entries,
 )
 
 Place = tuple[str, str | None, int | None, tuple[Any, ...]]
 """Kind of aggregate, column, filter, parameters of the kind: what two features may share."""
 
+_SECOND_US: Final = 1_000_000
 _INT64: Final = np.iinfo(np.int64)
 
 
@@ -62,6 +64,21 @@ class _Merged:
     fold: Callable[[str, PlannedFeature], Any]
     at_us: Ints
     span_us: Ints | int
+
+
+@dataclass(frozen=True)
+class CellMerge:
+    """Cells of a batch that begin as the merger of others.
+
+    Attributes:
+        first: Number of the first of them among the cells of ``CellRows``; those that they are merged from come before.
+        stop: Number after the last one.
+        reads: What each is merged from, in time order.
+    """
+
+    first: int
+    stop: int
+    reads: CellReads
 
 
 @dataclass(frozen=True)
@@ -115,6 +132,11 @@ class CellBank:
             elif place not in self.registers:
                 self.registers[place] = _make_register(kind, feature)
 
+    @property
+    def counts_values(self) -> bool:
+        """Whether anything is counted by value."""
+        return bool(self.tallies or self.sketches)
+
     def grow(self, capacity: int) -> None:
         """Make room for cells below ``capacity``."""
         for register in self.registers.values():
@@ -132,12 +154,21 @@ class CellBank:
         for sketches in self.sketches.values():
             sketches.drop(is_live)
 
-    def scan(self, columns: BatchColumns, rows: CellRows) -> BankRows:
-        """Take in a batch: running values after each row, for reads as of it."""
+    def scan(self, columns: BatchColumns, rows: CellRows, merges: Sequence[CellMerge] = ()) -> BankRows:
+        """Take in a batch: running values after each row, for reads as of it.
+
+        Args:
+            columns: Its columns.
+            rows: Its rows by cell.
+            merges: Cells that begin as mergers of others, in the order of ``rows``.
+        """
         running: dict[Place, Versions] = {}
         for place, register in self.registers.items():
             values, is_value = self._inputs(columns, place, rows)
-            running[place] = register.scan(rows, values, is_value)
+            if merges:
+                running[place] = _scan_in_turn(register, rows, values, is_value, merges)
+            else:
+                running[place] = register.scan(rows, values, is_value)
         tallied = {}
         for place, tally in self.tallies.items():
             kind, column, filter_index, _ = place
@@ -165,17 +196,25 @@ class CellBank:
         for place, sketches in self.sketches.items():
             sketches.commit(batch.sketched[place])
 
+    def move(self, cells: Ints, into: Ints) -> None:
+        """Let cells take over what is counted by value in others; registers have been merged before."""
+        for tally in self.tallies.values():
+            tally.move(cells, into)
+        for sketches in self.sketches.values():
+            sketches.move(cells, into)
+
     def read(self, features: list[PlannedFeature], reads: CellReads, batch: BankRows | None) -> dict[str, pa.Array]:
         """Value of each of these features for each query."""
         folded: dict[Place, Any] = {}
+        leaves = reads if reads.leaves is None else reads.leaves
 
         def fold(kind: str, feature: PlannedFeature) -> Any:
             place = _place(kind, feature)
             if place not in folded:
                 if kind in _TALLIED:
-                    folded[place] = self.tallies[place].read(reads, batch.tallied[place] if batch else None)
+                    folded[place] = self.tallies[place].read(leaves, batch.tallied[place] if batch else None)
                 elif kind == "hll":
-                    folded[place] = self.sketches[place].read(reads, batch.sketched[place] if batch else None)
+                    folded[place] = self.sketches[place].read(leaves, batch.sketched[place] if batch else None)
                 else:
                     folded[place] = self.registers[place].fold(reads, batch.running[place] if batch else {})
             return folded[place]
@@ -268,7 +307,7 @@ class CellBank:
 
     def _rate(self, feature: PlannedFeature, merged: _Merged) -> pa.Array:
         n_rows = merged.fold("count", feature)["n"]
-        seconds = merged.span_us / SECOND_US
+        seconds = merged.span_us / _SECOND_US
         if feature.column is None:
             return number_to_arrow(n_rows / seconds, None, feature.result_type)
         total = merged.fold("float_sum" if _is_integer(feature) else "sum", feature)["value"]
@@ -325,6 +364,26 @@ class CellBank:
 
     def _estimated(self, feature: PlannedFeature, merged: _Merged) -> pa.Array:
         return number_to_arrow(merged.fold("hll", feature), None, feature.result_type)
+
+
+def _scan_in_turn(
+    register: Register, rows: CellRows, values: Array, is_value: Bools, merges: Sequence[CellMerge]
+) -> Versions:
+    """Scan cells, and before those that are merged from others, merge what these hold after their last row."""
+    running: Versions = {name: np.empty(len(rows.order), dtype=part.dtype) for name, part in register.state.items()}
+
+    def scan(first: int, stop: int) -> None:
+        if first < stop:
+            part, at = rows.part(first, stop)
+            for name, scanned in register.scan(part, values[at], is_value[at]).items():
+                running[name][at] = scanned
+
+    scan(0, merges[0].first)
+    for merge in merges:
+        for name, merged in register.merge(merge.reads, running).items():
+            register.state[name][rows.cells[merge.first : merge.stop]] = merged
+        scan(merge.first, merge.stop)
+    return running
 
 
 def _place(kind: str, feature: PlannedFeature) -> Place:

@@ -6,7 +6,7 @@ the window + ``reach_us``). Rows without an id are never duplicates.
 """
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -85,9 +85,14 @@ class DuplicateMemory:
                 highest = max(highest, int(watermark_us[row]))
         return is_duplicate
 
-    def is_duplicate(self, event_id: Any, time_us: int, *, watermark_us: int) -> bool:
-        """Tell whether a single row repeats an admitted one."""
-        return any(self._covers(earlier, time_us, watermark_us) for earlier in self._times.get(event_id, ()))
+    def may_repeat(self, ids: pa.Array) -> bool:
+        """Tell whether any of these ids is met more than once."""
+        return bool(self._is_repeated(ids).any())
+
+    def is_duplicate(self, event_id: Any, time_us: int, *, watermark_us: int, before: Sequence[int]) -> bool:
+        """Tell whether a single row repeats an admitted one; ``before`` are times of that id in its own batch."""
+        earlier = [*self._times.get(event_id, ()), *before]
+        return any(self._covers(other, time_us, watermark_us) for other in earlier)
 
     def _is_repeated(self, ids: pa.Array) -> Bools:
         encoded = ids.dictionary_encode()

@@ -106,6 +106,14 @@ class Sketches:
         """Forget cells that are no longer live."""
         self._sketches = {cell: sketch for cell, sketch in self._sketches.items() if is_live[cell]}
 
+    def move(self, cells: Ints, into: Ints) -> None:
+        """Merge the sketches of ``cells`` into those of the cells ``into``."""
+        for cell, target in zip(cells.tolist(), into.tolist(), strict=True):
+            sketch, known = self._sketches.pop(cell, None), self._sketches.get(target)
+            if sketch is not None:
+                merged = sketch if known is None else merge_sketches(known, sketch, lg_k=self._lg_k)
+                self._sketches[target] = merged
+
     def read(self, reads: CellReads, rows: SketchRows | None) -> Ints:
         """Estimate of each query, 0 for one without a value."""
         as_of = {} if rows is None else self._as_of(np.unique(reads.versions[reads.versions >= 0]), rows)

@@ -6,14 +6,13 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from streams.windowing.accumulator import ENTROPY_DECIMALS, quantile_ppm
 from streams.windowing.columns import Pools, dtype_of, lists_to_arrow, number_to_arrow
 from streams.windowing.decay import decay
 from streams.windowing.level import from_levels, to_levels
 from streams.windowing.newest import NewestValues
 from streams.windowing.plan import PlannedFeature
 from streams.windowing.segment import Array, Bools, Ints, find_segments
-from streams.windowing.tally import entropy_bits, nth_entries, top_entries
+from streams.windowing.tally import ENTROPY_DECIMALS, entropy_bits, nth_entries, quantile_ppm, top_entries
 
 _FEW: Final = 6
 TIMED: Final = frozenset({"time_since_last", "decayed_sum"})

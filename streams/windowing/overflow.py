@@ -13,7 +13,6 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from streams.windowing.accumulator import fits_int64
 from streams.windowing.columns import BatchColumns
 from streams.windowing.key_table import KeyTable
 from streams.windowing.plan import Plan, PlannedFeature, Scope
@@ -57,6 +56,11 @@ class _Sums:
     tiles: dict[int, int] = field(default_factory=dict)
     total: int = 0
     newest: list[tuple[int, int, int]] = field(default_factory=list)
+
+
+def fits_int64(value: int) -> bool:
+    """Tell whether a whole number lies in the range of int64."""
+    return -(2**63) <= value < 2**63
 
 
 class OverflowGuard:

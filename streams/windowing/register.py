@@ -42,6 +42,14 @@ class CellRows:
         """Last row of each cell."""
         return self.starts + self.lengths - 1
 
+    def part(self, first_cell: int, stop_cell: int) -> "tuple[CellRows, slice]":
+        """The rows of some cells that lie side by side, and where they are."""
+        stop = int(self.starts[stop_cell]) if stop_cell < len(self.starts) else len(self.order)
+        rows = slice(int(self.starts[first_cell]), stop)
+        cells = slice(first_cell, stop_cell)
+        starts = self.starts[cells] - self.starts[first_cell]
+        return CellRows(self.order[rows], starts, self.lengths[cells], self.cells[cells], self.time_us[rows]), rows
+
 
 @dataclass(frozen=True)
 class CellReads:
@@ -54,6 +62,8 @@ class CellReads:
         lengths: Number of reads of each query, 0 or more.
         at_us: Event time that each query is evaluated at.
         span_us: Length of each query's window (or of all), 0 for one without.
+        leaves: The same queries over the cells that theirs were merged from in this batch, where any were: what is
+            counted by value moves only when the batch becomes part of the state.
     """
 
     cells: Ints
@@ -62,6 +72,7 @@ class CellReads:
     lengths: Ints
     at_us: Ints
     span_us: Ints | int
+    leaves: "CellReads | None" = None
 
     @cached_property
     def steps(self) -> list[tuple[Ints, Ints]]:
@@ -133,8 +144,12 @@ class Register(ABC):
         """Running state after each row; ``values`` and ``is_value`` (it counts) are in the order of ``rows``."""
 
     @abstractmethod
+    def merge(self, reads: CellReads, running: Versions) -> Versions:
+        """Merged state of each query: what a cell would hold that had taken in what its cells hold."""
+
     def fold(self, reads: CellReads, running: Versions) -> Versions:
-        """Merged state of each query."""
+        """What the result of each query is made of."""
+        return self.merge(reads, running)
 
 
 class CountRegister(Register):
@@ -148,7 +163,7 @@ class CountRegister(Register):
         ones = is_value.astype(np.int64)
         return {"n": scan(np.add, self.state["n"][rows.cells], ones, starts=rows.starts, lengths=rows.lengths)}
 
-    def fold(self, reads: CellReads, running: Versions) -> Versions:
+    def merge(self, reads: CellReads, running: Versions) -> Versions:
         """Add up."""
         return {"n": _fold(np.add, reads, reads.take(self.state["n"], running.get("n")), 0)}
 
@@ -182,7 +197,7 @@ class ReduceRegister(Register):
             sums = running["value"]
             self.peak = max(self.peak, int(sums.max(initial=0)), -int(sums.min(initial=0)))
 
-    def fold(self, reads: CellReads, running: Versions) -> Versions:
+    def merge(self, reads: CellReads, running: Versions) -> Versions:
         """Reduce the cells."""
         values = reads.take(self.state["value"], running.get("value"))
         return {"value": _fold(self._ufunc, reads, values, self._neutral)}
@@ -223,8 +238,8 @@ class DecayRegister(Register):
         total = scan_linear(initial, factors, terms, starts=rows.starts, lengths=rows.lengths)
         return {"time_us": newest, "total": total}
 
-    def fold(self, reads: CellReads, running: Versions) -> Versions:
-        """Let the older cells age to the newest row of each later one, and all to when the query is evaluated."""
+    def merge(self, reads: CellReads, running: Versions) -> Versions:
+        """Let the older cells age to the newest row of each later one."""
         times = reads.take(self.state["time_us"], running.get("time_us"))
         totals = reads.take(self.state["total"], running.get("total"))
         newest, total = np.full(reads.n_queries, NEVER_US, dtype=np.int64), np.zeros(reads.n_queries)
@@ -235,6 +250,12 @@ class DecayRegister(Register):
             factor = decay(np.where(before == NEVER_US, 0, times[later] - before), self._half_life_us)
             total[older] = total[older] * factor + totals[later]
             newest[older] = times[later]
+        return {"time_us": newest, "total": total}
+
+    def fold(self, reads: CellReads, running: Versions) -> Versions:
+        """Let all age to when the query is evaluated."""
+        merged = self.merge(reads, running)
+        newest, total = merged["time_us"], merged["total"]
         has_value = newest != NEVER_US
         age_us = np.where(has_value, np.maximum(reads.at_us - newest, 0), 0)
         return {"has_value": has_value, "value": total * decay(age_us, self._half_life_us)}
@@ -271,8 +292,8 @@ class MomentsRegister(Register):
             "squares": scan(np.add, state["squares"][rows.cells], distance * distance, **shape),
         }
 
-    def fold(self, reads: CellReads, running: Versions) -> Versions:
-        """Merge the moments of the cells."""
+    def merge(self, reads: CellReads, running: Versions) -> Versions:
+        """Merge the moments of the cells; the mean is what further values are then measured from."""
         part = {name: reads.take(values, running.get(name)) for name, values in self.state.items()}
         n_part = part["n"]
         divisor = np.maximum(n_part, 1)
@@ -288,7 +309,7 @@ class MomentsRegister(Register):
             mean[queries] = np.where(is_first, mean_part[at], mean[queries] + delta * weight)
             squares[queries] += squares_part[at] + delta * delta * n_old * weight
             n[queries] = n_new
-        return {"n": n, "mean": mean, "squares": squares}
+        return {"n": n, "shift": mean, "sum": np.zeros(reads.n_queries), "squares": squares}
 
 
 class EdgeRegister(Register):
@@ -323,19 +344,24 @@ class EdgeRegister(Register):
         old = np.repeat(self.state["value"][rows.cells], rows.lengths)
         return {"time_us": running, "value": np.where(is_own, values[latest], old)}
 
-    def fold(self, reads: CellReads, running: Versions) -> Versions:
+    def merge(self, reads: CellReads, running: Versions) -> Versions:
         """Take the newest (or oldest) cell that has a value; cells come in time order."""
         times = reads.take(self.state["time_us"], running.get("time_us"))
         values = reads.take(self.state["value"], running.get("value"))
-        has_value = np.zeros(reads.n_queries, dtype=np.bool_)
+        time_us = np.full(reads.n_queries, self._never, dtype=np.int64)
         chosen = np.zeros(reads.n_queries, dtype=values.dtype)
         for queries, at in reads.steps:
             takes = times[at] != self._never
             if not self._is_last:
-                takes &= ~has_value[queries]
+                takes &= time_us[queries] == self._never
             chosen[queries[takes]] = values[at[takes]]
-            has_value[queries[takes]] = True
-        return {"has_value": has_value, "value": chosen}
+            time_us[queries[takes]] = times[at[takes]]
+        return {"time_us": time_us, "value": chosen}
+
+    def fold(self, reads: CellReads, running: Versions) -> Versions:
+        """The value of that cell, and whether there is one."""
+        merged = self.merge(reads, running)
+        return {"has_value": merged["time_us"] != self._never, "value": merged["value"]}
 
 
 def _fold(ufunc: np.ufunc, reads: CellReads, values: Array, neutral: float) -> Array:

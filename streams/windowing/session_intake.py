@@ -1,18 +1,63 @@
-"""Rows into session windows, one at a time."""
+"""Rows into session windows, a batch at a time: judged against the watermark, each against the rows before it."""
 
+from collections import defaultdict
 from collections.abc import Iterable
+from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
 
 from streams.windowing.admission import Rejections
 from streams.windowing.batch import InputBatch
+from streams.windowing.columns import take_rows
 from streams.windowing.duplicate import DuplicateMemory
 from streams.windowing.intake import OutputTable, Taken, explain_duplicate, explain_late, explain_overflow
 from streams.windowing.plan import Plan
-from streams.windowing.row import RowSink, RowView
-from streams.windowing.segment import Ints
-from streams.windowing.session import SessionState
+from streams.windowing.segment import Bools, Ints
+from streams.windowing.session import SessionRows, SessionState
+from streams.windowing.session_layout import NO_LAYOUT, Layout, Sessions, empty_layout, hold, lay_out, with_walk
+from streams.windowing.session_overflow import SessionOverflowGuard, SessionSums
+from streams.windowing.session_part import read_sessions, write_sessions
+from streams.windowing.session_walk import SessionWalk
 from streams.windowing.snapshot import Content, Selection
+
+_NO_ROWS: Ints = np.empty(0, dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class _Judged:
+    """Rows that passed the screen, judged.
+
+    Attributes:
+        before_us: Watermark that each was judged against.
+        after_us: Watermark after each.
+        is_duplicate: Rejected as duplicates.
+        layout: The others, and which of them are late.
+    """
+
+    before_us: Ints
+    after_us: Ints
+    is_duplicate: Bools
+    layout: Layout
+
+
+@dataclass(frozen=True)
+class _Candidates:
+    """Rows that passed the screen.
+
+    Attributes:
+        rows: Positions in the batch.
+        key: Number of the key of each.
+        time_us: Event times.
+        ids: Event ids; None where they are not asked for.
+        held: Open sessions of these keys.
+    """
+
+    rows: Ints
+    key: Ints
+    time_us: Ints
+    ids: pa.Array | None
+    held: Sessions
 
 
 class SessionIntake:
@@ -21,58 +66,152 @@ class SessionIntake:
     def __init__(self, plan: Plan, *, prefix: str, duplicates: DuplicateMemory | None) -> None:
         self._plan = plan
         self._state = SessionState(plan)
+        self._guard = SessionOverflowGuard(plan, state=self._state)
         self._output = OutputTable(plan, prefix=prefix)
         self._duplicates = duplicates
+        self._out_of_orderness_us = plan.view.source.max_out_of_orderness_us
 
     def take_in(
         self, batch: InputBatch, candidates: Ints, time_us: Ints, *, watermark_us: int, rejections: Rejections
     ) -> Taken:
         """Judge, reject or admit each row (see :class:`streams.windowing.intake.Intake`)."""
-        view = self._plan.view
-        sink = RowSink(self._plan)
-        row = RowView(batch, plan=self._plan, time_us=time_us)
-        ids = None if view.source.event_id is None else batch.table.column(view.source.event_id).to_pylist()
-        out_of_orderness_us, admitted = view.source.max_out_of_orderness_us, 0
-        # Row by row: which session a row falls into hangs on the rows before it (see SessionState).
-        for index in candidates.tolist():
-            row.move_to(index)
-            key, before_us = row.keys[index], watermark_us
-            if ids is not None and self._is_duplicate(ids[index], row, watermark_us=before_us):
-                explain_duplicate(view, index, ids[index], rejections)
-                continue
-            if self._state.is_late(row, key, watermark_us=before_us):
-                explain_late(view, index, row.time_us, before_us, rejections)
-                continue
-            if (feature := self._state.overflowing(row, key, watermark_us=before_us)) is not None:
-                explain_overflow(index, feature, rejections)
-                continue
-            watermark_us = max(before_us, row.time_us - out_of_orderness_us)
-            self._state.add(
-                row, key, before_us=before_us, after_us=watermark_us, sink=sink, has_as_of=view.emit != "on_close"
-            )
-            admitted += 1
-            if self._duplicates is not None and ids is not None:
-                self._duplicates.add([ids[index]], [row.time_us])
-        if self._duplicates is not None:
+        given = self._candidates(batch, candidates, time_us[candidates], watermark_us)
+        overflows: dict[int, str] = {}
+        while True:
+            is_overflow = np.zeros(len(candidates), dtype=np.bool_)
+            is_overflow[list(overflows)] = True
+            judged = self._judge(given, watermark_us, is_overflow)
+            is_admitted = ~(judged.layout.is_late | judged.is_duplicate | is_overflow)
+            admitted = candidates[is_admitted]
+            table = take_rows(batch.table, admitted)
+            # A row that overflows moves no watermark either, so those after it are judged anew.
+            overflow = self._first_overflow(table, given, judged, is_admitted)
+            if overflow is None:
+                break
+            overflows[int(np.flatnonzero(is_admitted)[overflow[0]])] = overflow[1]
+        self._explain(batch, given, judged, overflows, rejections)
+        if not len(admitted):
+            return Taken(rows=self._plan.view.engine_schema.empty_table(), watermark_us=watermark_us)
+        times_us = given.time_us[is_admitted]
+        watermark_us = int(judged.after_us[-1])
+        if self._duplicates is not None and given.ids is not None:
+            self._duplicates.add(given.ids.filter(pa.array(is_admitted)).to_pylist(), times_us.tolist())
             self._duplicates.forget(watermark_us)
-        columns, makers = sink.to_columns()
-        rows = self._output.of_batch(columns, makers, batch)
-        return Taken(rows=rows, watermark_us=watermark_us, admitted=admitted)
+        rows = SessionRows(
+            table, given.key[is_admitted], times_us, judged.before_us[is_admitted], judged.after_us[is_admitted]
+        )
+        output = self._state.process(rows, judged.layout.without(~is_admitted), emit=self._plan.view.emit)
+        return Taken(
+            rows=self._output.of_batch(output.columns, admitted[output.maker], batch),
+            watermark_us=watermark_us,
+            admitted=len(admitted),
+        )
 
-    def _is_duplicate(self, event_id: object, row: RowView, *, watermark_us: int) -> bool:
-        memory = self._duplicates
-        return memory is not None and memory.is_duplicate(event_id, row.time_us, watermark_us=watermark_us)
+    def _candidates(self, batch: InputBatch, rows: Ints, time_us: Ints, watermark_us: int) -> _Candidates:
+        encoded = batch.table.column(self._plan.key).combine_chunks().take(pa.array(rows)).dictionary_encode()
+        ids = self._state.keys.intern(encoded.dictionary)
+        key = ids[encoded.indices.to_numpy()] if len(rows) else _NO_ROWS
+        event_ids = None
+        if (name := self._plan.view.source.event_id) is not None:
+            event_ids = batch.table.column(name).combine_chunks().take(pa.array(rows))
+        return _Candidates(rows, key, time_us, event_ids, self._state.held(ids, watermark_us=watermark_us))
+
+    def _judge(self, given: _Candidates, watermark_us: int, is_overflow: Bools) -> _Judged:
+        """Judge each row against the watermark before it; a row that is rejected moves it for nobody.
+
+        A late row needs no care: its session would end at or before the watermark, so its event time is before it too.
+        """
+        if self._duplicates is not None and given.ids is not None and self._duplicates.may_repeat(given.ids):
+            return self._judge_copies(given, given.ids, watermark_us, is_overflow, memory=self._duplicates)
+        alone_us = np.where(is_overflow, watermark_us, given.time_us - self._out_of_orderness_us)
+        after_us = np.maximum.accumulate(np.maximum(alone_us, watermark_us))
+        edges_us = np.concatenate([[watermark_us], after_us]).astype(np.int64)
+        kept = np.flatnonzero(~is_overflow)
+        layout = lay_out(
+            given.key[kept],
+            given.time_us[kept],
+            np.append(edges_us[:-1][kept], edges_us[-1]),
+            given.held,
+            gap_us=self._plan.gap_us,
+            allowed_lateness_us=self._plan.allowed_lateness_us,
+            first_node=self._state.capacity,
+        )
+        is_duplicate = np.zeros(len(given.rows), dtype=np.bool_)
+        return _Judged(edges_us[:-1], after_us, is_duplicate, layout.among(kept, given.key))
+
+    def _judge_copies(
+        self, given: _Candidates, ids: pa.Array, watermark_us: int, is_overflow: Bools, *, memory: DuplicateMemory
+    ) -> _Judged:
+        """Judge rows one by one, where whether one is a copy hangs on whether another one was admitted."""
+        n_rows = len(given.rows)
+        layout = empty_layout(given.key, near=given.held.node)
+        is_duplicate = np.zeros(n_rows, dtype=np.bool_)
+        before_us, after_us = np.empty(n_rows, dtype=np.int64), np.empty(n_rows, dtype=np.int64)
+        walk = SessionWalk(
+            gap_us=self._plan.gap_us,
+            allowed_lateness_us=self._plan.allowed_lateness_us,
+            first_node=self._state.capacity,
+        )
+        hold(walk, given.held, groups=given.held.key, watermark_us=watermark_us)
+        seen: defaultdict[object, list[int]] = defaultdict(list)
+        columns = zip(given.key.tolist(), given.time_us.tolist(), ids.to_pylist(), is_overflow.tolist(), strict=True)
+        for row, (key, time_us, event_id, overflows) in enumerate(columns):
+            before_us[row] = watermark_us
+            if not overflows:
+                is_duplicate[row] = event_id is not None and memory.is_duplicate(
+                    event_id, time_us, watermark_us=watermark_us, before=seen[event_id]
+                )
+                if is_duplicate[row]:
+                    pass
+                elif walk.add(row, group=key, key=key, time_us=time_us, before_us=watermark_us):
+                    seen[event_id].append(time_us)
+                    watermark_us = max(watermark_us, time_us - self._out_of_orderness_us)
+                else:
+                    layout.is_late[row] = True
+            after_us[row] = watermark_us
+        return _Judged(before_us, after_us, is_duplicate, with_walk(layout, walk, watermark_us=watermark_us))
+
+    def _first_overflow(
+        self, table: pa.Table, given: _Candidates, judged: _Judged, is_admitted: Bools
+    ) -> tuple[int, str] | None:
+        layout = judged.layout
+        sums = SessionSums(
+            table,
+            given.key[is_admitted],
+            given.time_us[is_admitted],
+            judged.before_us[is_admitted],
+            layout.row.node[is_admitted],
+            layout.parents,
+        )
+        return self._guard.first_overflow(sums)
+
+    def _explain(
+        self,
+        batch: InputBatch,
+        given: _Candidates,
+        judged: _Judged,
+        overflows: dict[int, str],
+        rejections: Rejections,
+    ) -> None:
+        view = self._plan.view
+        for position in np.flatnonzero(judged.is_duplicate).tolist():
+            row = int(given.rows[position])
+            explain_duplicate(view, row, batch.table.column(view.source.event_id)[row].as_py(), rejections)
+        for position in np.flatnonzero(judged.layout.is_late).tolist():
+            time_us, before_us = int(given.time_us[position]), int(judged.before_us[position])
+            explain_late(view, int(given.rows[position]), time_us, before_us, rejections)
+        for position, feature in overflows.items():
+            explain_overflow(int(given.rows[position]), feature, rejections)
 
     def advance(self, *, before_us: int, after_us: int, last_offset: int | None) -> pa.Table:
         """Move the watermark without a row and give what that fires."""
-        sink = RowSink(self._plan)
-        self._state.advance(before_us, after_us, maker=-1, sink=sink)
-        columns, _ = sink.to_columns()
-        return self._output.of_step(columns, last_offset=last_offset)
+        step = SessionRows(None, _NO_ROWS, _NO_ROWS, np.array([before_us]), np.array([after_us]))
+        output = self._state.process(step, NO_LAYOUT, emit="on_close")
+        return self._output.of_step(output.columns, last_offset=last_offset)
 
     def write(self, selection: Selection) -> Content:
         """Write the selected state."""
-        return self._state.write(selection)
+        return write_sessions(self._state, selection)
 
     def mark_told(self) -> None:
         """Begin to note changes anew."""
@@ -80,4 +219,4 @@ class SessionIntake:
 
     def read(self, contents: Iterable[Content], *, watermark_us: int) -> None:
         """Make parts, the newest first, the state of a view that has none."""
-        self._state.read(contents, watermark_us=watermark_us)
+        read_sessions(self._state, contents, watermark_us=watermark_us)

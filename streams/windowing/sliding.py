@@ -34,7 +34,7 @@ from streams.windowing.pane import (
 )
 from streams.windowing.plan import Plan, Scope
 from streams.windowing.query import AdmittedRows, OutputRows, PendingPanes, Prepared, Queries, Scanned
-from streams.windowing.segment import Bools, Ints, expand, find_segments, newest_until, search, stable_argsort
+from streams.windowing.segment import Bools, Ints, expand, find_segments, search, stable_argsort
 from streams.windowing.window_column import WindowColumns
 from streams.windowing.windowless_column import WindowlessColumns
 
@@ -291,7 +291,7 @@ class SlidingState:
         columns |= self._windowed(queries, scanned, at_us=event_time_us)
         columns |= self.windowless.read(
             queries.panes.key,
-            self._key_versions(queries.panes.key, maker, scanned),
+            self.windowless.versions(queries.panes.key, maker, scanned.windowless),
             at_us=event_time_us,
             watermark_us=watermark_us,
             batch=scanned.windowless,
@@ -344,19 +344,6 @@ class SlidingState:
 
     def _read_windows(self, panes: Panes, as_of: Ints, scanned: Scanned, *, at_us: Ints) -> dict[str, pa.Array]:
         return self.windows.read(panes, as_of, at_us=at_us, n_keys=self.keys.capacity, batch=scanned.windows)
-
-    def _key_versions(self, keys: Ints, as_of: Ints, scanned: Scanned) -> Ints:
-        """Row of ``KeyRows`` as of which each key is to be read, -1 for the state before the batch."""
-        versions = np.full(len(keys), -1, dtype=np.int64)
-        if scanned.windowless is None:
-            return versions
-        rows = scanned.windowless.rows
-        segment_of = np.full(self.keys.capacity, -1, dtype=np.int64)
-        segment_of[rows.keys] = np.arange(len(rows.keys))
-        segment = segment_of[keys]
-        touched = np.flatnonzero(segment >= 0)
-        versions[touched] = newest_until(segment[touched], as_of[touched], rows.order, rows.starts, rows.lengths)
-        return versions
 
     # Going on
 

@@ -13,6 +13,8 @@ from streams.windowing.register import CellReads, CellRows
 from streams.windowing.segment import Array, Bools, Ints, expand, find_segments, search, stable_argsort
 
 MILLION: Final = 1_000_000
+ENTROPY_DECIMALS: Final = 12
+"""Entropy is rounded to this many decimals, so that the last bit of a machine's logarithm does not show."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,21 @@ class Tally:
         self.runs = [tuple(part[is_live[run[0]]] for part in run) for run in self.runs]
         self.runs = [run for run in self.runs if len(run[0])]
 
+    def move(self, cells: Ints, into: Ints) -> None:
+        """Count under the cells ``into`` what has been counted under ``cells``."""
+        size = 1 + max((int(run[0].max()) for run in self.runs if len(run[0])), default=0)
+        target = np.full(max(size, int(cells.max(initial=-1)) + 1), -1, dtype=np.int64)
+        target[cells] = into
+        kept: list[Run] = []
+        moved: list[Run] = []
+        for cell, code, count in self.runs:
+            moves = target[cell] >= 0
+            kept.append((cell[~moves], code[~moves], count[~moves]))
+            moved.append((target[cell[moves]], code[moves], count[moves]))
+        if any(len(run[0]) for run in moved):
+            self.runs = [run for run in kept if len(run[0])]
+            self._append(_combined(*(np.concatenate(part) for part in zip(*moved, strict=True))))
+
     def of_cells(self, cells: Ints) -> ValueCounts:
         """How often each value occurs in each of these cells; a query is the position of a cell."""
         ones, nothing = np.ones(len(cells), dtype=np.int64), np.zeros(len(cells), dtype=np.int64)
@@ -125,6 +142,11 @@ def _combined(owner: Ints, code: Ints, count: Ints) -> Run:
     owner, code = owner[order], code[order]
     starts, _ = find_segments(owner, code)
     return owner[starts], code[starts], np.add.reduceat(count[order], starts)
+
+
+def quantile_ppm(q: float) -> int:
+    """A quantile in millionths, which ranks are counted out by without rounding."""
+    return round(q * MILLION)
 
 
 def count_distinct(counts: ValueCounts) -> Ints:

@@ -18,7 +18,7 @@ from streams.windowing.newest import KeyRows, Layout, NewestRows
 from streams.windowing.newest_aggregate import TIMED, aggregate_newest
 from streams.windowing.plan import Plan, PlannedFeature, Scope
 from streams.windowing.register import CellReads, CellRows
-from streams.windowing.segment import Array, Bools, Ints, scan
+from streams.windowing.segment import Array, Bools, Ints, newest_until, scan
 from streams.windowing.snapshot import Content
 from streams.windowing.stored_code import CodeReader, CodeWriter
 
@@ -157,6 +157,22 @@ class WindowlessColumns:
             self._free(batch.dead_cells)
         for group, layout in zip(self.groups, batch.layouts, strict=True):
             group.commit(rows, layout)
+
+    def versions(self, keys: Ints, as_of: Ints, batch: WindowlessRows | None) -> Ints:
+        """Row of ``KeyRows`` as of which each key is to be read, -1 for the state before the batch.
+
+        ``as_of`` are positions among the rows of the batch.
+        """
+        versions = np.full(len(keys), -1, dtype=np.int64)
+        if batch is None:
+            return versions
+        rows = batch.rows
+        segment_of = np.full(len(self.newest_us), -1, dtype=np.int64)
+        segment_of[rows.keys] = np.arange(len(rows.keys))
+        segment = segment_of[keys]
+        touched = np.flatnonzero(segment >= 0)
+        versions[touched] = newest_until(segment[touched], as_of[touched], rows.order, rows.starts, rows.lengths)
+        return versions
 
     def read(
         self, keys: Ints, versions: Ints, *, at_us: Ints, watermark_us: Ints, batch: WindowlessRows | None

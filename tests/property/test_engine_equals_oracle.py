@@ -339,7 +339,7 @@ def test_batches_and_restarts_do_not_show(view: FeatureView, rows: list[Row], sp
 
 
 @settings(max_examples=60, deadline=None)
-@given(view=views(), rows=logs(), split=st.integers(0, 30))
+@given(view=st.one_of(views(), session_views()), rows=logs(), split=st.integers(0, 30))
 def test_latest_keeps_every_closing_pane_and_the_last_as_of_row_of_a_key_and_batch(
     view: FeatureView, rows: list[Row], split: int
 ) -> None:
@@ -358,8 +358,8 @@ def test_latest_keeps_every_closing_pane_and_the_last_as_of_row_of_a_key_and_bat
     assert repr(got) == repr(expected[::-1])
 
 
-@settings(max_examples=40, deadline=None)
-@given(view=views(), rows=logs())
+@settings(max_examples=60, deadline=None)
+@given(view=st.one_of(views(), session_views()), rows=logs())
 def test_on_close_is_every_event_without_its_as_of_rows(view: FeatureView, rows: list[Row]) -> None:
     assume(any(f.is_windowed for f in view.definitions.values()))
     table, _, _ = run_engine(view, rows, close=True)

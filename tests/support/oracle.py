@@ -229,15 +229,15 @@ class Oracle:
         for name, feature in self.features.items():
             if feature.function != "sum" or self.view.feature_schema.field(name).type != "int64":
                 continue
-            if not self.counts(row, feature):
+            parts = [] if self.view.gap_us is None else self.overlapping(key, row["_t"], before)
+            if not self.counts(row, feature) and len(parts) < 2:
                 continue
             groups = []
             if feature.lifetime or feature.last is not None:
                 alive = [] if self.is_forgotten(key, before) else self.history[key]
                 groups.append(self.chosen([*alive, row], feature))
             elif self.view.gap_us is not None:
-                together = [r for s in self.overlapping(key, row["_t"], before) for r in s.rows]
-                groups.append([*together, row])
+                groups.append([*(r for part in parts for r in part.rows), row])
             else:
                 starts = {
                     end: self.start_of(end, feature) for end in self.ends(row["_t"]) if not self.is_expired(end, before)
