@@ -110,6 +110,39 @@ def scan_linear(initial: Array, factors: Array, terms: Array, *, starts: Ints, l
     return out
 
 
+class Places:
+    """Where dense numbers stand in a short list of them; each use costs what it touches, not how many there are."""
+
+    def __init__(self) -> None:
+        self._place: Ints = np.empty(0, dtype=np.int64)
+
+    def grow(self, n_numbers: int) -> None:
+        """Make room for numbers below ``n_numbers``."""
+        if n_numbers > len(self._place):
+            size = max(n_numbers, 2 * len(self._place))
+            self._place = np.concatenate([self._place, np.full(size - len(self._place), -1, dtype=np.int64)])
+
+    def mark(self, numbers: Ints) -> None:
+        """Note where each of these stands; of one that stands there more than once, the last place."""
+        self._place[numbers] = np.arange(len(numbers))
+
+    def of(self, numbers: Ints) -> Ints:
+        """Place of each of these numbers, -1 for those not marked."""
+        places: Ints = self._place[numbers]
+        return places
+
+    def clear(self, numbers: Ints) -> None:
+        """Forget what was marked."""
+        self._place[numbers] = -1
+
+    def last_of_each(self, numbers: Ints) -> Ints:
+        """Position of the last of each of these numbers, rising."""
+        self.mark(numbers)
+        last = np.flatnonzero(self.of(numbers) == np.arange(len(numbers)))
+        self.clear(numbers)
+        return last
+
+
 def newest_until(segment: Ints, limit: Ints, order: Ints, starts: Ints, lengths: Ints) -> Ints:
     """Last row of each of these segments that is not after ``limit`` (a position in the batch), -1 for none.
 

@@ -34,7 +34,7 @@ from streams.windowing.pane import (
 )
 from streams.windowing.plan import Plan, Scope
 from streams.windowing.query import AdmittedRows, OutputRows, PendingPanes, Prepared, Queries, Scanned
-from streams.windowing.segment import Bools, Ints, expand, find_segments, search, stable_argsort
+from streams.windowing.segment import Bools, Ints, Places, expand, find_segments, search, stable_argsort
 from streams.windowing.window_column import WindowColumns
 from streams.windowing.windowless_column import WindowlessColumns
 
@@ -63,6 +63,7 @@ class SlidingState:
         self.windows = WindowColumns(plan, pools=self.pools)
         self.windowless = WindowlessColumns(plan, pools=self.pools)
         self._guard = OverflowGuard(plan, keys=self.keys, windows=self.windows, windowless=self.windowless)
+        self._places = Places()
         self.fired = NO_PANES
         self.fired_count = _NOTHING
         self.fired_is_told: Bools = np.empty(0, dtype=np.bool_)
@@ -114,6 +115,7 @@ class SlidingState:
         ids, place = self.keys.intern(prepared.keys), prepared.place
         self.windows.tiles.grow_keys(self.keys.capacity)
         self.windowless.grow(self.keys.capacity)
+        self._places.grow(self.keys.capacity)
         windows = windowless = None
         if self.plan.has_windows:
             windows = self.windows.scan(columns, place=place, ids=ids, tile=prepared.tile, time_us=rows.time_us)
@@ -173,7 +175,9 @@ class SlidingState:
 
     def _tile_ends(self, scanned: Scanned, steps: WatermarkSteps) -> TileEnds:
         tiles, batch = self.windows.tiles, scanned.prepared
-        is_old = tiles.is_live if scanned.windows is None else tiles.is_live & ~scanned.windows.is_new
+        is_old = tiles.is_live.copy()
+        if scanned.windows is not None:
+            is_old[scanned.windows.rows.cells[scanned.windows.is_new]] = False
         old = np.flatnonzero(is_old)
         first, last = self.windows.ends(tiles.tile[old])
         reached = np.full(len(old), steps.reached_before[0])
@@ -191,7 +195,7 @@ class SlidingState:
         """Ends right after a new tile that had been reached when it came, and the row that brought it."""
         if scanned.windows is None:
             return NO_PANES, _NOTHING
-        heads = scanned.windows.heads[scanned.windows.is_new[scanned.windows.rows.cells]]
+        heads = scanned.windows.heads[scanned.windows.is_new]
         end = scanned.prepared.last[heads] + 1
         is_reached = end <= steps.reached_before[heads]
         return Panes(scanned.key[heads], end).take(is_reached), heads[is_reached]
@@ -234,9 +238,7 @@ class SlidingState:
             return closings
         rows = np.flatnonzero(scanned.prepared.first > steps.expired_before)
         if emit == "latest":
-            newest = np.full(self.keys.capacity, -1, dtype=np.int64)
-            newest[scanned.key[rows]] = rows
-            rows = rows[newest[scanned.key[rows]] == rows]
+            rows = rows[self._places.last_of_each(scanned.key[rows])]
         panes = Panes(scanned.key[rows], scanned.prepared.first[rows])
         index = np.zeros(len(rows), dtype=np.int64)
         behind = np.flatnonzero(panes.end <= steps.reached_before[rows])

@@ -12,7 +12,7 @@ from streams.windowing.columns import BatchColumns, Pools
 from streams.windowing.pane import Panes
 from streams.windowing.plan import Plan, PlannedFeature, Scope
 from streams.windowing.register import CellReads, CellRows
-from streams.windowing.segment import Bools, Ints, expand, find_segments, newest_until, stable_argsort
+from streams.windowing.segment import Bools, Ints, Places, expand, find_segments, newest_until, stable_argsort
 from streams.windowing.snapshot import Content
 from streams.windowing.stored_code import CodeReader, CodeWriter
 from streams.windowing.tile import TilePool
@@ -27,7 +27,7 @@ class WindowRows:
     Attributes:
         rows: Its rows by cell.
         aggregates: Running aggregates.
-        is_new: ``(n_cells of the pool,)`` cells that the batch brought.
+        is_new: Which of its cells the batch brought.
     """
 
     rows: CellRows
@@ -53,7 +53,8 @@ class WindowColumns:
         self.tiles = TilePool()
         self.bank = CellBank(self.features, pools=pools)
         self.horizon: int | None = None
-        self._segment_of_cell: Ints = np.empty(0, dtype=np.int64)
+        self._segments = Places()
+        self._keys = Places()
         self._is_changed: Bools = np.empty(0, dtype=np.bool_)
 
     def ends(self, tile: Ints) -> tuple[Ints, Ints]:
@@ -79,15 +80,15 @@ class WindowColumns:
         cells, new = self.tiles.find_or_add(ids[place[heads]], tile[heads])
         self._grow()
         self.bank.reset(cells[new])
-        is_new = np.zeros(self.tiles.capacity, dtype=np.bool_)
-        is_new[cells[new]] = True
+        is_new = np.zeros(len(cells), dtype=np.bool_)
+        is_new[new] = True
         rows = CellRows(order, starts, lengths, cells, time_us[order])
         return WindowRows(rows, self.bank.scan(columns, rows), is_new)
 
     def _grow(self) -> None:
-        if self.tiles.capacity > len(self._segment_of_cell):
+        if self.tiles.capacity > len(self._is_changed):
             self.bank.grow(self.tiles.capacity)
-            self._segment_of_cell = np.full(self.tiles.capacity, -1, dtype=np.int64)
+            self._segments.grow(self.tiles.capacity)
             more = np.zeros(self.tiles.capacity - len(self._is_changed), dtype=np.bool_)
             self._is_changed = np.concatenate([self._is_changed, more])
 
@@ -111,13 +112,15 @@ class WindowColumns:
         """
         if not self.features:
             return {}
-        is_asked = np.zeros(n_keys + 1, dtype=np.bool_)
-        is_asked[panes.key] = True
-        index = self.tiles.index(np.flatnonzero(is_asked))
-        place = (np.cumsum(is_asked) - 1)[panes.key]
+        self._keys.grow(n_keys)
+        asked = panes.key[self._keys.last_of_each(panes.key)]
+        index = self.tiles.index(asked)
+        self._keys.mark(asked)
+        place = self._keys.of(panes.key)
+        self._keys.clear(asked)
         rows = None if batch is None else batch.rows
         if rows is not None:
-            self._segment_of_cell[rows.cells] = np.arange(len(rows.cells))
+            self._segments.mark(rows.cells)
         values: dict[str, pa.Array] = {}
         stop = panes.end * self._plan.tiles_per_slide
         for size in sorted({f.n_tiles for f in self.features}):
@@ -134,14 +137,14 @@ class WindowColumns:
                 parts.append(self.bank.read(members, reads, batch.aggregates if batch else None))
             values |= {f.name: pa.concat_arrays([part[f.name] for part in parts]) for f in members}
         if rows is not None:
-            self._segment_of_cell[rows.cells] = -1
+            self._segments.clear(rows.cells)
         return values
 
     def _versions(self, cells: Ints, as_of: Ints, rows: CellRows | None) -> Ints:
         """Row of ``CellRows`` as of which each cell is to be read, -1 for the state before the batch."""
         versions = np.full(len(cells), -1, dtype=np.int64)
         if rows is not None:
-            segment = self._segment_of_cell[cells]
+            segment = self._segments.of(cells)
             touched = np.flatnonzero(segment >= 0)
             versions[touched] = newest_until(segment[touched], as_of[touched], rows.order, rows.starts, rows.lengths)
         return versions

@@ -18,7 +18,7 @@ from streams.windowing.newest import KeyRows, Layout, NewestRows
 from streams.windowing.newest_aggregate import TIMED, aggregate_newest
 from streams.windowing.plan import Plan, PlannedFeature, Scope
 from streams.windowing.register import CellReads, CellRows
-from streams.windowing.segment import Array, Bools, Ints, newest_until, scan
+from streams.windowing.segment import Array, Bools, Ints, Places, newest_until, scan
 from streams.windowing.snapshot import Content
 from streams.windowing.stored_code import CodeReader, CodeWriter
 
@@ -59,6 +59,7 @@ class WindowlessColumns:
         self.newest_us = np.empty(0, dtype=np.int64)
         self.cell_of = np.empty(0, dtype=np.int64)
         self._is_changed: Bools = np.empty(0, dtype=np.bool_)
+        self._places = Places()
         self.bank = CellBank(self._lifetime, pools=pools)
         self.n_cells = 0
         self.free_cells = np.empty(0, dtype=np.int64)
@@ -167,9 +168,10 @@ class WindowlessColumns:
         if batch is None:
             return versions
         rows = batch.rows
-        segment_of = np.full(len(self.newest_us), -1, dtype=np.int64)
-        segment_of[rows.keys] = np.arange(len(rows.keys))
-        segment = segment_of[keys]
+        self._places.grow(len(self.newest_us))
+        self._places.mark(rows.keys)
+        segment = self._places.of(keys)
+        self._places.clear(rows.keys)
         touched = np.flatnonzero(segment >= 0)
         versions[touched] = newest_until(segment[touched], as_of[touched], rows.order, rows.starts, rows.lengths)
         return versions

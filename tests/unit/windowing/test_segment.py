@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from streams.windowing.segment import Steps, expand, find_segments, newest_until, scan, search, stable_argsort
+from streams.windowing.segment import Places, Steps, expand, find_segments, newest_until, scan, search, stable_argsort
 
 
 def ints(*values: int) -> np.ndarray:
@@ -73,3 +73,16 @@ def test_the_newest_row_until_a_limit() -> None:
 def test_search_finds_places_on_either_side() -> None:
     assert search(ints(1, 3, 3), ints(0, 3, 4)).tolist() == [0, 1, 3]
     assert search(ints(1, 3, 3), ints(3), side="right").tolist() == [3]
+
+
+def test_places_are_those_of_the_last_mark_and_none_after_clearing() -> None:
+    places = Places()
+    places.grow(10)
+    places.mark(np.array([7, 2, 7]))
+
+    assert places.of(np.array([2, 7, 3])).tolist() == [1, 2, -1]
+    places.clear(np.array([7, 2]))
+    places.grow(12)
+    assert places.of(np.arange(12)).tolist() == [-1] * 12
+    assert places.last_of_each(np.array([11, 0, 11, 5, 0])).tolist() == [2, 3, 4]
+    assert places.of(np.arange(12)).tolist() == [-1] * 12
