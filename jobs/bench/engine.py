@@ -20,6 +20,7 @@ import pyarrow as pa
 from jobs.bench.ceiling import decode, group
 from jobs.bench.figure import Figure
 from jobs.bench.job import KEYS, OUT_OF_ORDERNESS_MS, EventStream, make_view, to_json
+from jobs.bench.kind import make_rigs
 from jobs.bench.witness import Witness
 from streams.windowing.engine import WindowEngine
 
@@ -106,7 +107,7 @@ def run(*, quick: bool, tell: Tell) -> list[Figure]:
             continue
         tell(f"filling {rig.n_keys:,} keys, {rig.emit}")
         rig.fill()
-    ceiling: list[float] = []
+    kinds, ceiling = make_rigs(), list[float]()
     n_rounds = 5 if quick else 11
     for number in range(n_rounds):
         if quick and number >= _FEWEST_ROUNDS and time.monotonic() - started_s > _QUICK_S:
@@ -116,11 +117,14 @@ def run(*, quick: bool, tell: Tell) -> list[Figure]:
             batches = rig.round()
             if rig.n_keys == KEYS and rig.emit == "latest":
                 ceiling.append(_ceiling([to_json(batch) for batch in batches]))
+        for kind in kinds:
+            kind.round()
     closing = [rig for rig in rigs if rig.emit == "latest" and (rig.n_keys != _MANY or not quick)]
     panes_per_s = {rig.n_keys: rig.close_windows() for rig in closing}
-    checked = sum(rig.check() for rig in rigs)
+    checked = sum(rig.check() for rig in (*rigs, *kinds))
     tell(f"{checked:,} rows of output are what polars computes")
-    return [*_speeds(rigs, statistics.median(ceiling), panes_per_s), *state]
+    usual = statistics.median(ceiling)
+    return [*_speeds(rigs, usual, panes_per_s), *(kind.figure(usual) for kind in kinds), *state]
 
 
 def _ceiling(payloads: Sequence[bytes]) -> float:

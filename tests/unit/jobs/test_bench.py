@@ -8,7 +8,7 @@ import pyarrow.compute as pc
 import pytest
 from typer.testing import CliRunner
 
-from jobs.bench import ceiling, engine
+from jobs.bench import ceiling, engine, kind
 from jobs.bench.figure import Figure, print_figures
 from jobs.bench.job import OUT_OF_ORDERNESS_MS, SLIDE_MS, EventStream, make_view, to_json
 from jobs.bench.witness import Witness
@@ -132,6 +132,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "_KEY_COUNTS", (100, 200, 300))
     monkeypatch.setattr(engine, "_NAMES", {100: "10k", 200: "100k", 300: "1m"})
     monkeypatch.setattr(engine, "KEYS", 150)
+    monkeypatch.setattr(kind, "KEYS", 150)
+    monkeypatch.setattr(kind, "_BATCH_ROWS", 200)
 
 
 @pytest.mark.usefixtures("small")
@@ -151,6 +153,7 @@ def test_the_engine_is_measured_in_both_modes_at_all_key_counts(quick: bool) -> 
         *(f"engine.every_event.growth_to_{most}", "engine.closing_panes", "engine.closing_panes.keys_10k"),
         "engine.closing_panes.keys_100k",
         *([] if quick else ["engine.closing_panes.keys_1m"]),
+        *("engine.sessions", "engine.approx_distinct", "engine.quantile"),
         "engine.memory.keys_1m",
         *([] if quick else ["engine.snapshot.keys_1m", "engine.restore.keys_1m"]),
     ]
@@ -184,6 +187,29 @@ def test_no_time_counts_where_a_row_is_wrong(monkeypatch: pytest.MonkeyPatch) ->
 
     with pytest.raises(WindowingError, match="max_5m"):
         engine.run(quick=True, tell=lambda _: None)
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("name", ["sessions", "approx_distinct", "quantile"])
+def test_no_time_of_a_kind_counts_where_a_row_is_wrong(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Wrong(WindowEngine):
+        def step(self, batch, *, processing_time_us):  # type: ignore[no-untyped-def]
+            result = super().step(batch, processing_time_us=processing_time_us)
+            first = next(iter(self.view.definitions))
+            frame = pl.from_arrow(result.rows).with_columns(pl.col(first) * 2)
+            object.__setattr__(result, "rows", frame.to_arrow())
+            return result
+
+    def checked() -> int:
+        (rig,) = [rig for rig in kind.make_rigs() if rig.name == name]
+        for _ in range(3):
+            rig.round()
+        return rig.check()
+
+    assert checked() > 0
+    monkeypatch.setattr(kind, "WindowEngine", Wrong)
+    with pytest.raises(WindowingError, match=f"engine.{name}: .* is not what polars computes"):
+        checked()
 
 
 # The command
