@@ -121,7 +121,7 @@ def run(*, quick: bool, tell: Tell) -> list[Figure]:
             kind.round()
     closing = [rig for rig in rigs if rig.emit == "latest" and (rig.n_keys != _MANY or not quick)]
     panes_per_s = {rig.n_keys: rig.close_windows() for rig in closing}
-    checked = sum(rig.check() for rig in (*rigs, *kinds))
+    checked = sum(rig.check() for rig in rigs) + sum(kind.check() for kind in kinds)
     tell(f"{checked:,} rows of output are what polars computes")
     usual = statistics.median(ceiling)
     return [*_speeds(rigs, usual, panes_per_s), *(kind.figure(usual) for kind in kinds), *state]
