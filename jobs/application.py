@@ -66,6 +66,19 @@ def consumer_groups(application: Application) -> dict[Role, tuple[str, list[str]
     return groups
 
 
+def scored_model(application: Application) -> ModelSpec | None:
+    """Find the model that the scoring role serves; None where the application has none.
+
+    Raises:
+        ConfigError: It has several.
+    """
+    if len(application.models) > 1:
+        found = sorted(application.models)
+        msg = f"{application.module} has models {found}, expected one at most in MODELS: the scoring role serves one"
+        raise ConfigError(msg)
+    return next(iter(application.models.values()), None)
+
+
 def load_application(module: str) -> Application:
     """Import a module and take its ``VIEWS``, ``MODELS`` and ``NAME``.
 

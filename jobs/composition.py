@@ -6,7 +6,7 @@ from typing import Any
 
 import faust
 
-from jobs.application import Application
+from jobs.application import Application, scored_model
 from jobs.role import Role
 from jobs.settings import Settings
 from jobs.topics import ensure_topics, plan_topics
@@ -83,7 +83,9 @@ def _compose(
         case Role.OFFLINE:
             return OfflineWorker(views, writer=OfflineWriter(settings.delta), **common).app
         case Role.SCORING:
-            model = _only_model(application)
+            if (model := scored_model(application)) is None:
+                msg = f"{application.module} has no model in MODELS, expected one for the scoring role"
+                raise ConfigError(msg)
             return _scoring(model, application, settings, worker_id=worker_id, metrics=metrics, lineage=lineage)
 
 
@@ -118,11 +120,3 @@ def _scoring(
         metrics=metrics,
         lineage=lineage,
     ).app
-
-
-def _only_model(application: Application) -> ModelSpec:
-    if len(application.models) != 1:
-        found = sorted(application.models)
-        msg = f"{application.module} has models {found}, expected exactly one in MODELS for the scoring role"
-        raise ConfigError(msg)
-    return next(iter(application.models.values()))

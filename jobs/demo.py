@@ -15,6 +15,8 @@ from rich.console import Console
 
 from infra.local.port import choose_ports
 from infra.local.service import SERVICE_NAMES
+from infra.local.state import RUN_LOCK, claimed
+from jobs.log_level import LogLevel
 from jobs.role import Role
 from jobs.settings import Settings
 from jobs.supervisor import Supervisor
@@ -33,7 +35,7 @@ def demo(
     late_share: Annotated[float, typer.Option(min=0, max=1, help="Share of reports that arrive late.")] = 0.01,
     invalid_share: Annotated[float, typer.Option(min=0, max=1, help="Share of reports that are corrupted.")] = 0.002,
     stay: Annotated[bool, typer.Option(help="Keep everything running at the end, until Ctrl-C.")] = False,
-    log_level: Annotated[str, typer.Option(help="Log level of the workers.")] = "info",
+    log_level: Annotated[LogLevel, typer.Option(help="How much the workers log.")] = LogLevel.INFO,
 ) -> None:
     """Run all of Headrace on real flights, and check at the end that everything adds up.
 
@@ -48,7 +50,6 @@ def demo(
         msg = f"`--until` is {until}, expected a day after `--train-until` {train_until}"
         raise ConfigError(msg)
     settings = _settings(os.environ)
-    _clear(settings)
     # The demo's parts load scikit-learn and more: only here, so that the other commands start fast.
     from jobs.flights.demo import Demo, Plan  # noqa: PLC0415
 
@@ -61,7 +62,7 @@ def demo(
         invalid_share=invalid_share,
     )
     console = Console()
-    with _everything(settings, console, log_level=log_level) as (supervisor, ports):
+    with claimed(settings.home, by="demo"), _everything(settings, console, log_level=log_level) as (supervisor, ports):
         is_met = Demo(settings, plan, supervisor=supervisor, ports=ports, console=console).run()
         if stay:
             _stay(console, supervisor, settings, ports)
@@ -70,12 +71,15 @@ def demo(
 
 @contextmanager
 def _everything(
-    settings: Settings, console: Console, *, log_level: str
+    settings: Settings, console: Console, *, log_level: LogLevel
 ) -> Iterator[tuple[Supervisor, dict[Role, int]]]:
+    _clear(settings)
     services = settings.local_services(notify=lambda line: console.print(line, style="dim", highlight=False))
     chosen = choose_ports({role.value: settings.role_metrics_port(role) for role in Role})
     ports = {role: chosen[role.value] for role in Role}
-    supervisor = Supervisor(settings.home, environment=settings.environment, ports=ports, log_level=log_level)
+    supervisor = Supervisor(
+        settings.home, environment=settings.environment, ports=ports, log_level=log_level, services=services
+    )
     with services.guarded():
         try:
             services.up(
@@ -84,7 +88,11 @@ def _everything(
                     f"  {status.name}: {status.version} at {status.address}", highlight=False
                 ),
             )
+            supervisor.watch(SERVICE_NAMES, {})
             yield supervisor, ports
+        except KeyboardInterrupt:
+            console.print(f"Interrupted: ending everything. Logs are in {settings.home / 'logs'}", highlight=False)
+            raise
         finally:
             supervisor.stop()
 
@@ -106,7 +114,11 @@ def _settings(environ: dict[str, str] | os._Environ[str]) -> Settings:
 def _clear(settings: Settings) -> None:
     """Begin afresh; what an earlier run left running is ended first."""
     settings.local_services().down()
-    shutil.rmtree(settings.home, ignore_errors=True)
+    for path in settings.home.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        elif path.name != RUN_LOCK:
+            path.unlink()
     settings.model_repository.mkdir(parents=True)
 
 

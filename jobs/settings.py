@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Annotated, Any, Final, get_type_hints
 from urllib.parse import urlsplit
 
@@ -41,7 +42,8 @@ def _redis_url(text: str) -> str | None:
     parts = urlsplit(text)
     is_socket = parts.scheme == "unix" and parts.path
     is_server = parts.scheme in ("redis", "rediss", "redis+cluster") and parts.hostname and parts.port != 0
-    if text and not is_socket and not is_server:
+    has_database = parts.path.strip("/") == "" or parts.path.strip("/").isdecimal()
+    if text and not is_socket and not (is_server and has_database):
         raise ValueError(text)
     return text or None
 
@@ -258,6 +260,27 @@ class Settings:
     def role_metrics_port(self, role: Role) -> int:
         """Give the port of a role's Prometheus endpoint; 0 for any free one."""
         return self.metrics_port + list(Role).index(role) if self.metrics_port else 0
+
+    def check_delta(self) -> None:
+        """See that the offline store can be written to, where it is a directory; object stores are not asked.
+
+        Raises:
+            ConfigError: It cannot.
+        """
+        scheme, _, rest = self.delta.partition("://")
+        if rest and scheme != "file":
+            return
+        directory = Path(rest or self.delta)
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            with TemporaryFile(dir=directory):
+                pass
+        except OSError as exc:
+            msg = (
+                f"HEADRACE_DELTA is {self.delta!r}, which cannot be written to ({exc.strerror or exc}), expected a "
+                "directory of your own or a URL; correct it, or unset it for <home>/delta"
+            )
+            raise ConfigError(msg) from exc
 
     def given_addresses(self) -> ServiceAddresses:
         """Give the addresses that the environment names."""

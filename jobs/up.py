@@ -1,69 +1,163 @@
 """``headrace up``: everything on this machine, in the foreground."""
 
+import contextlib
 import os
 import signal
 import threading
-from typing import Annotated
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Final
 
 import typer
 from rich.console import Console
 
 from infra.local.port import choose_ports
-from infra.local.service import SERVICE_NAMES
-from infra.local.services import ServiceStatus
-from jobs.application import load_recorded_application
+from infra.local.service import SERVICE_NAMES, ServiceAddresses
+from infra.local.services import LocalServices, ServiceStatus
+from infra.local.state import claimed
+from jobs.application import Application, load_recorded_application, scored_model
+from jobs.log_level import LogLevel
 from jobs.role import Role
 from jobs.settings import Settings
 from jobs.supervisor import Supervisor
 from jobs.topics import ensure_topics, plan_topics
+from offline.card import load_card
+from schemas.errors import ServiceError
+from schemas.model import ModelSpec
+
+_ENDING: Final = ("SIGINT", "SIGTERM", "SIGHUP")
+_CHECK_S: Final = 1.0
 
 
 def up(
     *,
     keep_services: Annotated[bool, typer.Option(help="Leave Kafka, Redis and Triton running at the end.")] = False,
-    log_level: Annotated[str, typer.Option(help="Log level of the workers: debug, info, warning or error.")] = "info",
+    log_level: Annotated[LogLevel, typer.Option(help="How much the workers log.")] = LogLevel.INFO,
 ) -> None:
     """Run all on this machine until Ctrl-C: services, topics, a worker of each role.
 
-    Then what was started is ended. A worker that fails is started again. Services that ran before go on running.
-    Addresses given by HEADRACE_KAFKA, HEADRACE_REDIS and HEADRACE_TRITON are used as they are.
+    Then what was started is ended. A worker or service that fails is started again. Services that ran before go on
+    running. Addresses given by HEADRACE_KAFKA, HEADRACE_REDIS and HEADRACE_TRITON are used as they are. While the model
+    is not trained, scoring waits for `headrace train` and the other roles run.
     """
-    console = Console()
     settings = Settings.from_environment(os.environ)
     application = load_recorded_application(settings.application)
-    services = settings.local_services(notify=console.print)
-    ended = threading.Event()
-    for caught in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(caught, lambda *_: ended.set())
-    if settings.metrics_port:
-        ports = {role: settings.role_metrics_port(role) for role in Role}
-    else:
-        free = choose_ports({role.value: 0 for role in Role})
-        ports = {role: free[role.value] for role in Role}
-    started: list[str] = []
+    settings.check_delta()
+    run = _Run(settings, application, log_level=log_level)
+    with claimed(settings.home, by="up"), _signals(run.ended), contextlib.ExitStack() as stack:
+        if not keep_services:
+            stack.enter_context(run.services.guarded(only_started=True))
+        stack.callback(run.stop)
+        run.go()
 
-    def on_ready(status: ServiceStatus) -> None:
-        console.print(f"{status.name} {status.address}", highlight=False)
-        if status.took_ms is not None:
-            started.append(status.name)
 
-    addresses = services.up(SERVICE_NAMES, on_ready=on_ready)
-    # Told the addresses, a worker that starts while a service is away waits for it, and does not miss a setting.
-    told = {f"HEADRACE_{name.upper()}": addresses.get(name) or "" for name in SERVICE_NAMES}
-    supervisor = Supervisor(settings.home, environment={**os.environ, **told}, ports=ports, log_level=log_level)
-    try:
-        planned = plan_topics(list(application.views.values()), list(application.models.values()))
-        ensure_topics(settings.address("kafka"), planned)
-        roles = [role for role in Role if role is not Role.SCORING or application.models]
-        supervisor.start(roles)
+class _Run:
+    """One run, from the services to its end.
+
+    Attributes:
+        services: The local services.
+        ended: Set when the run is to end.
+    """
+
+    def __init__(self, settings: Settings, application: Application, *, log_level: LogLevel) -> None:
+        self._settings = settings
+        self._application = application
+        self._console = Console(highlight=False, soft_wrap=True)
+        self.services: LocalServices = settings.local_services(notify=self._say)
+        self.ended = threading.Event()
+        model = scored_model(application)
+        self._waiting_for = None if model is None or _is_trained(settings.model_repository, model) else model
+        self._has_scoring = model is not None
+        self._ports = choose_ports({role.value: settings.role_metrics_port(role) for role in Role})
+        self._supervisor = Supervisor(
+            settings.home,
+            environment=os.environ,
+            ports={role: self._ports[role.value] for role in Role},
+            log_level=log_level,
+            services=self.services,
+            cancelled=self.ended,
+        )
+
+    def go(self) -> None:
+        """Start everything, then watch over it until the end."""
+        scores = self._has_scoring and self._waiting_for is None
+        try:
+            addresses = self._start_services([name for name in SERVICE_NAMES if scores or name != "triton"])
+            if not self.ended.is_set():
+                planned = plan_topics(list(self._application.views.values()), list(self._application.models.values()))
+                ensure_topics(str(addresses.kafka), planned)
+                self._start_workers([role for role in Role if scores or role is not Role.SCORING])
+                if self._waiting_for is not None:
+                    self._say(
+                        f"worker scoring: waits for `headrace train`, there is no model {self._waiting_for.name} in "
+                        f"{self._settings.model_repository} yet"
+                    )
+                self._say(f"Logs are in {self._settings.home / 'logs'}. Ctrl-C ends what was started.")
+            while not self.ended.wait(_CHECK_S):
+                for line in self._supervisor.check():
+                    self._say(line, style="yellow")
+                self._start_scoring_once_trained()
+        except ServiceError:
+            if not self.ended.is_set():
+                raise
+
+    def stop(self) -> None:
+        """End the workers."""
+        if self._supervisor.roles:
+            self._say("Ending the workers: each commits what it has done.")
+        self._supervisor.stop()
+
+    def _start_services(self, names: Sequence[str]) -> ServiceAddresses:
+        addresses = self.services.up(names, on_ready=self._tell, cancelled=self.ended)
+        # Told the addresses, a worker that starts while a service is away waits for it, and does not miss a setting.
+        told = {f"HEADRACE_{name.upper()}": addresses.get(name) or "" for name in names}
+        self._supervisor.watch(names, told)
+        return addresses
+
+    def _start_workers(self, roles: Sequence[Role]) -> None:
+        self._supervisor.start(roles)
         for role in roles:
-            console.print(f"worker {role}: metrics on http://127.0.0.1:{ports[role]}/metrics", highlight=False)
-        console.print(f"Logs are in {settings.home / 'logs'}. Ctrl-C ends what was started.", highlight=False)
-        while not ended.wait(1.0):
-            for line in supervisor.check():
-                console.print(line, style="yellow", highlight=False)
+            self._say(f"worker {role}: metrics on http://127.0.0.1:{self._ports[role.value]}/metrics")
+
+    def _start_scoring_once_trained(self) -> None:
+        if self._waiting_for is None or not _is_trained(self._settings.model_repository, self._waiting_for):
+            return
+        self._say(f"Model {self._waiting_for.name} is trained: scoring starts")
+        self._waiting_for = None
+        self._start_services(["triton"])
+        self._start_workers([Role.SCORING])
+
+    def _tell(self, status: ServiceStatus) -> None:
+        self._say(f"{status.name} {status.address}")
+
+    def _say(self, line: str, *, style: str | None = None) -> None:
+        # The terminal may be gone, which ends the run: in good order all the same.
+        with contextlib.suppress(OSError):
+            self._console.print(line, style=style, markup=False)
+
+
+@contextlib.contextmanager
+def _signals(ended: threading.Event) -> Iterator[None]:
+    """Have the signals that end a process set ``ended``; one that is ignored, as by nohup, stays so."""
+    known = [getattr(signal, name) for name in _ENDING if hasattr(signal, name)]
+    before = {number: signal.getsignal(number) for number in known}
+    caught = {number: handler for number, handler in before.items() if handler is not signal.SIG_IGN}
+    for number in caught:
+        signal.signal(number, lambda *_: ended.set())
+    try:
+        yield
     finally:
-        console.print("Ending the workers: each commits what it has done.")
-        supervisor.stop()
-        if not keep_services and started:
-            services.down(started)
+        for number, handler in caught.items():
+            signal.signal(number, handler)
+
+
+def _is_trained(repository: Path, model: ModelSpec) -> bool:
+    """Tell whether a model is in the repository; its configuration comes last.
+
+    Raises:
+        ConfigError: It is, and is another than the application wants.
+    """
+    if not (repository / model.name / "config.pbtxt").is_file():
+        return False
+    load_card(repository, model.name).check(model)
+    return True

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from jobs.application import load_recorded_application
+from jobs.log_level import LogLevel
 from jobs.role import Role
 from jobs.settings import Settings
 
@@ -29,10 +30,15 @@ def worker(
     ] = None,
     metrics_port: Annotated[
         int | None,
-        typer.Option(help="Port of the Prometheus endpoint, 0 for any free one.", show_default="9101 to 9104 by role"),
+        typer.Option(
+            min=0,
+            max=65_535,
+            help="Port of the Prometheus endpoint, 0 for any free one.",
+            show_default="9101 to 9104 by role",
+        ),
     ] = None,
-    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
-    exit_with_parent: Annotated[bool, typer.Option(hidden=True)] = False,
+    log_level: Annotated[LogLevel, typer.Option(help="How much it logs.")] = LogLevel.INFO,
+    parent: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Run one worker of one role, until SIGTERM.
 
@@ -41,11 +47,13 @@ def worker(
     done again, and what it had committed is not. Exit code 2 says that a setting, a definition or the loaded model is
     wrong, which a new start cannot mend.
     """
+    if parent is not None:
+        threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     settings = Settings.from_environment(os.environ)
     application = load_recorded_application(settings.application)
-    if exit_with_parent:
-        threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    if role is Role.OFFLINE:
+        settings.check_delta()
     # Faust and the adapters load for a second: only here, so that the other commands start fast.
     from jobs.composition import run_worker  # noqa: PLC0415
 

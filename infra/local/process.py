@@ -20,6 +20,7 @@ from schemas.errors import ServiceError
 _START_TIME_TOLERANCE_S: Final = 0.05
 _PROC: Final = Path("/proc")
 _ERROR: Final = re.compile(r"\b(ERROR|FATAL|Error:|Exception|Caused by)|^[EF]\d{4} |^Traceback ")
+_RAISED: Final = re.compile(r"^[\w.]*(Error|Exception|Timeout)\b")
 _LOG_ROTATE_BYTES: Final = 16 * 1024 * 1024
 _children: Final[dict[int, subprocess.Popen[bytes]]] = {}
 """Children of this process by process id: kept so that an ended one is reaped and leaves no zombie."""
@@ -203,6 +204,13 @@ def read_lines(log: Path, *, since_bytes: int) -> list[str]:
     except OSError as exc:
         return [f"(the log cannot be read: {exc})"]
     return [line for line in text.splitlines() if line.strip()]
+
+
+def telling_line(lines: Sequence[str]) -> str:
+    """Quote the last line of a log that reports an error, else its last line."""
+    found = [line for line in lines if _ERROR.search(line) or _RAISED.search(line) or line.startswith("headrace: ")]
+    errors = [line for line in found if not line.startswith("Traceback")]
+    return (errors or list(lines) or ["(the log is empty)"])[-1].strip()[:300]
 
 
 def telling_lines(lines: Sequence[str], *, count: int = 8) -> str:

@@ -6,11 +6,12 @@ signalled only when its id and its start time are those of the record.
 """
 
 import contextlib
+import secrets
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal
@@ -34,6 +35,8 @@ _ATTEMPTS_OVER_PORTS: Final = 3
 _PORT_RELEASE_TIMEOUT_S: Final = 5.0
 _PORT_TAKEN: Final = ("already in use", "failed to bind", "only one usage of each socket address")
 """How a service that cannot have its port says so in its log, in lower case."""
+
+_INTERRUPTED: Final = "was interrupted while starting"
 
 State = Literal["given", "running", "unhealthy", "stopped"]
 
@@ -101,6 +104,7 @@ class LocalServices:
         self._has_standard_ports = has_standard_ports
         self._environment = environment
         self._state_lock = threading.Lock()
+        self._token = secrets.token_hex(8)
         services: tuple[Service, ...] = (
             KafkaService(
                 self.home, environment=environment, cache=cache.absolute(), notify=notify, jvm_flags=kafka_jvm_flags
@@ -121,12 +125,16 @@ class LocalServices:
         which: Iterable[str] = SERVICE_NAMES,
         *,
         on_ready: Callable[[ServiceStatus], None] = lambda status: None,
+        cancelled: threading.Event | None = None,
     ) -> ServiceAddresses:
         """Make sure that each of ``which`` is healthy: use what is given or runs already, start the rest side by side.
+
+        Those that are given are asked before any is started.
 
         Args:
             which: Names of services.
             on_ready: Told of each service as it becomes healthy, from any thread.
+            cancelled: Once it is set, nothing more is started, and it fails.
 
         Returns:
             The addresses of ``which``; the others None.
@@ -137,19 +145,24 @@ class LocalServices:
         """
         names = self._known(which)
         started: list[str] = []
-        cancelled = threading.Event()
+        cancelled = cancelled or threading.Event()
+        given = [name for name in names if self._given.get(name)]
 
         def ensure(name: str) -> ServiceStatus:
-            status = self._given_status(name) or self._running_status(name)
+            status = self._given_status(name) if name in given else self._running_status(name)
             if status is None:
                 status = self._start(name, started=started, cancelled=cancelled)
             on_ready(status)
             return status
 
         with locked(self.home), ThreadPoolExecutor(len(names) or 1, thread_name_prefix="services") as pool:
-            futures = [pool.submit(ensure, name) for name in names]
+            futures: dict[str, Future[ServiceStatus]] = {}
+            errors: list[BaseException] = []
             try:
-                errors = [error for error in (future.exception() for future in futures) if error is not None]
+                for group in (given, [name for name in names if name not in given]):
+                    if not errors:
+                        futures.update({name: pool.submit(ensure, name) for name in group})
+                        errors = [error for name in group if (error := futures[name].exception()) is not None]
             except BaseException:
                 cancelled.set()
                 pool.shutdown(wait=True)
@@ -160,21 +173,22 @@ class LocalServices:
                 if len(errors) == 1 or not all(isinstance(error, ServiceError) for error in errors):
                     raise errors[0]
                 raise ServiceError("\n".join(str(error) for error in errors)) from errors[0]
-            return ServiceAddresses(
-                **{name: future.result().address for name, future in zip(names, futures, strict=True)}
-            )
+            return ServiceAddresses(**{name: future.result().address for name, future in futures.items()})
 
     @contextlib.contextmanager
-    def guarded(self) -> Iterator[None]:
-        """End all services when the block is left, or when this process is killed inside it.
+    def guarded(self, *, only_started: bool = False) -> Iterator[None]:
+        """End services when the block is left, or when this process is killed inside it.
 
-        For a run that owns its services from start to end, such as a session of tests.
+        Args:
+            only_started: Those alone that this object started; otherwise all, for a run that owns them from start to
+                end, such as a session of tests.
         """
-        with watch(self.home, environment=self._environment):
+        with watch(self.home, environment=self._environment, started_by=self._token if only_started else None):
             try:
                 yield
             finally:
-                self.down()
+                records = read_state(self.home).items()
+                self.down([name for name, record in records if not only_started or record.started_by == self._token])
 
     def down(self, which: Iterable[str] = SERVICE_NAMES) -> list[str]:
         """End the services that Headrace started, all at once, and clean up after them; given ones are left alone.
@@ -204,8 +218,18 @@ class LocalServices:
         }
         return ServiceAddresses(**{name: self._given.get(name) or found.get(name) for name in SERVICE_NAMES})
 
-    def start(self, name: str) -> ServiceStatus:
+    def ended(self, which: Iterable[str] = SERVICE_NAMES) -> dict[str, ServiceRecord | None]:
+        """Tell which services of ours do not run (any more), with what is recorded of them; asks none of them."""
+        records = read_state(self.home)
+        ours = [name for name in self._known(which) if not self._given.get(name)]
+        return {
+            name: records.get(name) for name in ours if name not in records or not records[name].identity.is_alive()
+        }
+
+    def start(self, name: str, *, cancelled: threading.Event | None = None) -> ServiceStatus:
         """Start one service unless it is healthy; after a ``kill`` at the same address and with the same data.
+
+        It stays a service of the run that had started it.
 
         Raises:
             ConfigError: There is no such service.
@@ -215,7 +239,12 @@ class LocalServices:
         self._must_be_ours(name)
         with locked(self.home):
             record = read_state(self.home).get(name)
-            return self._running_status(name) or self._start(name, same_ports=record.ports if record else None)
+            return self._running_status(name) or self._start(
+                name,
+                same_ports=record.ports if record else None,
+                cancelled=cancelled,
+                started_by=record.started_by if record else None,
+            )
 
     def kill(self, name: str, number: int = signal.SIGKILL, *, timeout_s: float = 30.0) -> int:
         """Send a signal to the main process of one service, as a crash would, and wait for its end where one follows.
@@ -286,7 +315,7 @@ class LocalServices:
         except ServiceError as exc:
             variable = f"HEADRACE_{name.upper()}"
             msg = (
-                f"{_TITLES[name]} is given as {address} ({variable}), but is not healthy: {exc}. "
+                f"{_TITLES[name]} is given as {address} ({variable}), but is not healthy: {str(exc).rstrip('.')}. "
                 f"Start it, or correct {variable}, or unset it to run one of Headrace's own"
             )
             raise ServiceError(msg) from exc
@@ -333,8 +362,10 @@ class LocalServices:
         same_ports: Mapping[str, int] | None = None,
         started: list[str] | None = None,
         cancelled: threading.Event | None = None,
+        started_by: str | None = None,
     ) -> ServiceStatus:
         service, began_s = self._services[name], time.monotonic()
+        _go_on(service, cancelled)
         self._end([name], keeps_record=True)
         earlier = read_state(self.home).get(name)
         wanted = dict(service.standard_ports) if self._has_standard_ports else dict.fromkeys(service.standard_ports, 0)
@@ -359,10 +390,14 @@ class LocalServices:
                     f"to {self.home} and to the cache, or set HEADRACE_HOME and HEADRACE_CACHE to other directories"
                 )
                 raise ServiceError(msg) from exc
-            record, log_start = self._spawn(service, launch, ports)
+            _go_on(service, cancelled)
+            record, log_start = self._spawn(service, launch, ports, started_by=started_by or self._token)
             if started is not None:
                 started.append(name)
             failure = self._wait_until_healthy(service, launch, record, cancelled=cancelled)
+            if failure == _INTERRUPTED:
+                self._end([name])
+                _go_on(service, cancelled)
             if failure is None:
                 status = ServiceStatus(
                     name, "running", launch.address, read_state(self.home)[name].version, record.pid, log=record.log
@@ -381,7 +416,9 @@ class LocalServices:
         )
         raise ServiceError(msg)
 
-    def _spawn(self, service: Service, launch: Launch, ports: Mapping[str, int]) -> tuple[ServiceRecord, int]:
+    def _spawn(
+        self, service: Service, launch: Launch, ports: Mapping[str, int], *, started_by: str
+    ) -> tuple[ServiceRecord, int]:
         log = self.home / "logs" / f"{service.name}.log"
         log_start = log.stat().st_size if log.exists() else 0
         identity = spawn(launch.argv, environment=launch.environment, cwd=launch.cwd, log=log)
@@ -393,6 +430,7 @@ class LocalServices:
             version=launch.version,
             log=str(log),
             fingerprint=service.fingerprint,
+            started_by=started_by,
         )
         self._record(service.name, record)
         return record, log_start
@@ -405,7 +443,7 @@ class LocalServices:
         deadline_s = time.monotonic() + service.start_timeout_s
         while time.monotonic() < deadline_s:
             if cancelled is not None and cancelled.is_set():
-                return "was interrupted while starting"
+                return _INTERRUPTED
             if not record.identity.is_alive():
                 code = exit_code(record.pid)
                 return "ended while starting" + (f" with exit code {code}" if code is not None else "")
@@ -443,3 +481,9 @@ class LocalServices:
             return []
         with ThreadPoolExecutor(len(records), thread_name_prefix="services") as pool:
             return [name for name, was_running in zip(records, pool.map(end, records), strict=True) if was_running]
+
+
+def _go_on(service: Service, cancelled: threading.Event | None) -> None:
+    if cancelled is not None and cancelled.is_set():
+        msg = f"{service.title} {_INTERRUPTED}, expected it to become healthy; start it again"
+        raise ServiceError(msg)

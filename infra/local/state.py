@@ -8,10 +8,12 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
+
+import psutil
 
 from infra.local.process import ProcessIdentity
-from schemas.errors import ServiceError
+from schemas.errors import ConfigError, ServiceError
 
 if sys.platform == "win32":
     import msvcrt
@@ -19,6 +21,8 @@ else:
     import fcntl
 
 STATE_FORMAT: Final = 1
+RUN_LOCK: Final = "run.lock"
+"""File of a home directory that is locked while a run has it for itself."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,7 @@ class ServiceRecord:
         log: Log file.
         fingerprint: What the service was started with; a service with another one is started anew.
         is_ready: Whether it has been healthy once.
+        started_by: Token of the run that started it, so that this run ends what it started and nothing else.
     """
 
     pid: int
@@ -44,6 +49,7 @@ class ServiceRecord:
     log: str
     fingerprint: str = ""
     is_ready: bool = False
+    started_by: str = ""
 
     @property
     def identity(self) -> ProcessIdentity:
@@ -77,9 +83,19 @@ def read_state(home: Path) -> dict[str, ServiceRecord]:
     except (ValueError, KeyError, TypeError, AttributeError) as exc:
         msg = (
             f"{path} cannot be read ({type(exc).__name__}: {exc}), expected the JSON that `headrace services up` "
-            "writes; end the services it names by hand, then delete it"
+            f"writes; {_left_running(home)}, then delete it"
         )
         raise ServiceError(msg) from exc
+
+
+def _left_running(home: Path) -> str:
+    """Say which processes have to do with a home directory, as far as their command lines and directories tell."""
+    found = []
+    for process in psutil.process_iter(["cmdline", "cwd", "name"]):
+        where = [*(process.info["cmdline"] or []), process.info["cwd"] or ""]
+        if process.pid != os.getpid() and any(str(home) in part for part in where):
+            found.append(f"{process.pid} ({process.info['name']})")
+    return f"end what runs from {home}: process {', '.join(found)}" if found else "no process of it was found running"
 
 
 def write_state(home: Path, records: dict[str, ServiceRecord]) -> None:
@@ -103,13 +119,7 @@ def locked(home: Path, *, timeout_s: float = 180.0) -> Iterator[None]:
         ServiceError: Another command still holds it after ``timeout_s``, or it cannot be written to.
     """
     path = home / "services.lock"
-    try:
-        home.mkdir(parents=True, exist_ok=True)
-        handle = path.open("a+b")
-    except OSError as exc:
-        msg = f"{home} cannot be written to ({exc}), expected a directory of your own; set HEADRACE_HOME to one"
-        raise ServiceError(msg) from exc
-    with handle:
+    with _open(path) as handle:
         deadline_s = time.monotonic() + timeout_s
         while not _try_lock(handle.fileno()):
             if time.monotonic() >= deadline_s:
@@ -119,6 +129,42 @@ def locked(home: Path, *, timeout_s: float = 180.0) -> Iterator[None]:
                 raise ServiceError(msg)
             time.sleep(0.05)
         yield
+
+
+@contextlib.contextmanager
+def claimed(home: Path, *, by: str) -> Iterator[None]:
+    """Have the home directory for one run; the claim goes with the process that holds it.
+
+    Args:
+        home: The directory.
+        by: Name of the command that runs, for whoever finds it claimed.
+
+    Raises:
+        ConfigError: Another run has it.
+        ServiceError: It cannot be written to.
+    """
+    with _open(home / RUN_LOCK) as handle:
+        handle.seek(0)
+        if not _try_lock(handle.fileno()):
+            command, _, pid = handle.read().decode().strip().partition(" ")
+            msg = (
+                f"`headrace {command or by}` already runs here (pid {pid or 'unknown'}), expected no other run in "
+                f"{home}; end that one first, or set HEADRACE_HOME to another directory"
+            )
+            raise ConfigError(msg)
+        handle.truncate()
+        handle.write(f"{by} {os.getpid()}\n".encode())
+        handle.flush()
+        yield
+
+
+def _open(path: Path) -> BinaryIO:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path.open("a+b")
+    except OSError as exc:
+        msg = f"{path.parent} cannot be written to ({exc}), expected a directory of your own; set HEADRACE_HOME to one"
+        raise ServiceError(msg) from exc
 
 
 def _try_lock(descriptor: int) -> bool:

@@ -31,6 +31,8 @@ def make_services(tmp_path: Path) -> Iterator[MakeServices]:
                 "cache": cache,
                 "has_standard_ports": False,
             }
+            if "model_repository" not in options:
+                (tmp_path / "models").mkdir(exist_ok=True)
             services = LocalServices(tmp_path / home, **{**defaults, **options})
             guards.enter_context(services.guarded())
             return services

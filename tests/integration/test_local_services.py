@@ -232,6 +232,7 @@ def test_data_that_cannot_be_written_is_told(make_services: MakeServices, tmp_pa
 
 
 def test_a_home_with_spaces_in_its_name_serves_as_well(make_services: MakeServices, tmp_path: Path) -> None:
+    (tmp_path / "my models").mkdir()
     services = make_services("my  home, ünïcode", model_repository=tmp_path / "my models")
 
     services.up()
@@ -405,10 +406,93 @@ def test_a_service_that_never_becomes_healthy_is_ended_and_said_so(
     assert processes_of() == []
 
 
+def test_given_services_are_asked_before_any_other_is_started(make_services: MakeServices, tmp_path: Path) -> None:
+    services = make_services(given=ServiceAddresses(kafka="127.0.0.1:1"))
+
+    with pytest.raises(ServiceError, match=r"HEADRACE_KAFKA\), but is not healthy: .*[^.]\. Start it, or correct"):
+        services.up(["redis", "kafka"])
+
+    assert not (tmp_path / "home" / "logs" / "redis.log").exists()
+
+
+def test_nothing_is_started_once_it_is_cancelled(make_services: MakeServices, tmp_path: Path) -> None:
+    cancelled = threading.Event()
+    cancelled.set()
+
+    with pytest.raises(ServiceError, match="Redis was interrupted while starting"):
+        make_services().up(["redis"], cancelled=cancelled)
+
+    assert not (tmp_path / "home" / "logs" / "redis.log").exists()
+
+
+def test_a_run_ends_the_services_that_it_started_and_no_others(make_services: MakeServices) -> None:
+    earlier, run, later = make_services(), make_services(), make_services()
+    earlier.up(["redis"])
+
+    with run.guarded(only_started=True):
+        run.up(["redis"])
+        run.kill("redis")
+        assert list(run.ended(["redis"])) == ["redis"]
+        run.start("redis")  # it stays the service of whoever had started it
+        assert run.ended(["redis"]) == {}
+    assert earlier.status(["redis"])[0].is_healthy
+
+    earlier.down()
+    with run.guarded(only_started=True):
+        run.up(["redis"])
+        assert later.up(["redis"]).redis
+    assert later.status(["redis"])[0].state == "stopped"
+    assert later.ended(["redis"]) == {"redis": None}
+
+
 @pytest.mark.timeout(60)
-def test_services_do_not_outlive_a_killed_owner(tmp_path: Path) -> None:
+def test_a_killed_run_leaves_the_services_running_that_it_did_not_start(
+    make_services: MakeServices, tmp_path: Path
+) -> None:
+    services = make_services()
+    services.up(["redis"])
     owner = subprocess.Popen(
-        [sys.executable, "-c", _OWNER, str(tmp_path / "home")], stdout=subprocess.PIPE, text=True, encoding="utf-8"
+        [sys.executable, "-c", _OWNER.format("only_started=True"), str(tmp_path / "home")], stdout=subprocess.PIPE
+    )
+    assert owner.stdout is not None
+    owner.stdout.readline()
+    home = str(tmp_path / "home")
+    guards = [
+        p for p in psutil.process_iter(["cmdline"]) if {home, "infra.local.guard"} <= set(p.info["cmdline"] or [])
+    ]
+
+    owner.kill()
+    owner.communicate()
+
+    own = [p for p in guards if len(p.info["cmdline"]) > 4]
+    assert own
+    psutil.wait_procs(own, timeout=30)
+    assert services.status(["redis"])[0].is_healthy
+
+
+@pytest.mark.timeout(60)
+def test_without_a_model_repository_triton_starts_without_models_and_makes_none(
+    make_services: MakeServices, tmp_path: Path
+) -> None:
+    services = make_services(model_repository=tmp_path / "models", use_triton_fallback=True)
+    services.up(["triton"])
+    assert not (tmp_path / "models").exists()
+    assert services.status(["triton"])[0].is_healthy
+
+    (tmp_path / "models").mkdir()
+    ready: list[ServiceStatus] = []
+    services.up(["triton"], on_ready=ready.append)
+    assert ready[0].took_ms is not None  # started anew, now that there is one
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("which", ["", "only_started=True"])
+def test_services_do_not_outlive_a_killed_owner(tmp_path: Path, which: str) -> None:
+    owner = subprocess.Popen(
+        [sys.executable, "-c", _OWNER.format(which), str(tmp_path / "home")],
+        stdout=subprocess.PIPE,
+        text=True,
+        encoding="utf-8",
     )
     assert owner.stdout is not None
     pid = int(owner.stdout.readline())
@@ -429,7 +513,7 @@ import os, pathlib, sys, threading
 from infra.local.services import LocalServices
 home = pathlib.Path(sys.argv[1])
 services = LocalServices(home, environment=os.environ, model_repository=home, cache=home, has_standard_ports=False)
-with services.guarded():
+with services.guarded({}):
     services.up(["redis"])
     print(services.process_ids("redis")[0], flush=True)
     threading.Event().wait()

@@ -250,6 +250,8 @@ def test_a_killed_triton_comes_back_with_its_models_and_leaks_nothing(
 
 
 def test_another_repository_needs_another_server(make_services: MakeServices, tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
     first = make_services(model_repository=tmp_path / "first")
     first.up(["triton"])
     pid = first.process_ids("triton")[0]

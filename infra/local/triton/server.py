@@ -63,12 +63,19 @@ class TritonService:
     @property
     def fingerprint(self) -> str:
         """The kind of server and its repository: with another one it must be started anew."""
-        return f"{'triton' if self._distribution else 'kserve'}:{self._repository}"
+        return f"{'triton' if self._distribution else 'kserve'}:{self._served}"
+
+    @property
+    def _served(self) -> Path:
+        """The repository, or an empty directory of our own while there is none: it is not ours to make."""
+        return self._repository if self._repository.is_dir() else self._directory / "no_models"
 
     def prepare(self, ports: Mapping[str, int]) -> Launch:
         """Stage the server's backends, and say how to start it; see :class:`infra.local.service.Service`."""
         self._directory.mkdir(parents=True, exist_ok=True)
-        self._repository.mkdir(parents=True, exist_ok=True)
+        if self._served != self._repository:
+            self._served.mkdir(exist_ok=True)
+            self._notify(f"Triton serves no models: there is no {self._repository}")
         if self._distribution is None:
             self._notify(
                 "Not NVIDIA Triton but a small KServe v2 server on onnxruntime will serve the models: "
@@ -77,7 +84,7 @@ class TritonService:
             return Launch(
                 argv=(
                     *(sys.executable, "-m", "infra.local.kserve"),
-                    *("--model-repository", str(self._repository)),
+                    *("--model-repository", str(self._served)),
                     *("--address", f"{LOOPBACK}:{ports['grpc']}"),
                 ),
                 environment=self._python_environment(),
@@ -93,7 +100,7 @@ class TritonService:
         return Launch(
             argv=(
                 str(self._distribution / "tritonserver" / "bin" / "tritonserver"),
-                f"--model-repository={self._repository}",
+                f"--model-repository={self._served}",
                 f"--backend-directory={backends}",
                 f"--cache-directory={self._distribution / 'tritonserver' / 'caches'}",
                 f"--cache-config=local,size={_RESPONSE_CACHE_BYTES}",

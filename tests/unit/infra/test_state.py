@@ -1,10 +1,13 @@
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from infra.local.state import ServiceRecord, locked, read_state, state_path, write_state
-from schemas.errors import ServiceError
+from infra.local.state import ServiceRecord, claimed, locked, read_state, state_path, write_state
+from schemas.errors import ConfigError, ServiceError
 
 REDIS = ServiceRecord(
     pid=42,
@@ -40,6 +43,34 @@ def test_a_damaged_file_is_an_error_that_says_what_to_do(tmp_path: Path, content
 
     with pytest.raises(ServiceError, match=r"services.json cannot be read .* then delete it"):
         read_state(tmp_path)
+
+
+def test_what_may_still_run_is_named_when_the_file_is_damaged(tmp_path: Path) -> None:
+    state_path(tmp_path).write_text("{", encoding="utf-8")
+    script = "import sys; print('up', flush=True); sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-c", script, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        with pytest.raises(
+            ServiceError, match=rf"end what runs from {tmp_path}: process {child.pid} \(.*, then delete"
+        ):
+            read_state(tmp_path)
+        child.communicate()
+
+    with pytest.raises(ServiceError, match=r"no process of it was found running, then delete it"):
+        read_state(tmp_path)
+
+
+def test_a_home_is_claimed_by_one_run_at_a_time_and_the_claim_goes_with_it(tmp_path: Path) -> None:
+    with claimed(tmp_path, by="up"):
+        with pytest.raises(ConfigError) as refused, claimed(tmp_path, by="demo"):
+            pytest.fail("the home was claimed twice")
+        assert str(refused.value).startswith(f"`headrace up` already runs here (pid {os.getpid()}), expected no other")
+
+    with claimed(tmp_path, by="demo"):
+        pass
 
 
 def test_a_file_of_another_version_is_left_to_that_version(tmp_path: Path) -> None:

@@ -1,4 +1,6 @@
 import builtins
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -68,7 +70,18 @@ def test_an_error_that_is_none_of_ours_keeps_its_traceback(monkeypatch: pytest.M
         cli.main()
 
 
-@pytest.mark.parametrize("arguments", [["worker"], ["worker", "--role", "cook"], ["nonsense"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["worker"],
+        ["worker", "--role", "cook"],
+        ["worker", "--role", "online", "--metrics-port", "99999"],
+        ["worker", "--role", "online", "--log-level", "nope"],
+        ["up", "--log-level", "nope"],
+        ["demo", "--log-level", "nope"],
+        ["nonsense"],
+    ],
+)
 def test_a_wrong_command_line_is_exit_code_2(run: Callable[..., int], arguments: list[str]) -> None:
     assert run(*arguments) == 2
 
@@ -80,6 +93,7 @@ def test_a_wrong_command_line_is_exit_code_2(run: Callable[..., int], arguments:
         ("HEADRACE_KAFKA", "nonsense", "HEADRACE_KAFKA is 'nonsense', expected host:port"),
         ("HEADRACE_METRICS_PORT", "high", "HEADRACE_METRICS_PORT is 'high', expected port"),
         ("HEADRACE_KAFAK", "a:1", "there is no such setting"),
+        ("HEADRACE_DELTA", __file__, "which cannot be written to"),
     ],
 )
 def test_a_worker_with_wrong_settings_ends_before_it_touches_anything(
@@ -92,7 +106,7 @@ def test_a_worker_with_wrong_settings_ends_before_it_touches_anything(
     message: str,
 ) -> None:
     monkeypatch.setenv(variable, value)
-    assert run("worker", "--role", "features") == 2
+    assert run("worker", "--role", "offline") == 2
     assert message in capsys.readouterr().err
 
 
@@ -200,3 +214,15 @@ def test_ctrl_c_is_exit_code_130_while_a_command_loads(
     monkeypatch.setattr(commands, "load_command", interrupted)
     assert run("views") == 130
     assert capsys.readouterr().err == ""
+
+
+def test_a_worker_ends_with_the_process_that_started_it_even_if_that_went_first(tmp_path: Any) -> None:
+    gone = subprocess.run(
+        [sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True, check=True
+    )
+    environment = {**os.environ, "HEADRACE_HOME": str(tmp_path), "HEADRACE_KAFKA": "127.0.0.1:1"}
+    arguments = ["worker", "--role", "features", "--parent", gone.stdout.strip()]
+    ended = subprocess.run(
+        [sys.executable, "-m", "jobs.cli", *arguments], env=environment, capture_output=True, timeout=120, check=False
+    )
+    assert ended.returncode == -signal.SIGTERM

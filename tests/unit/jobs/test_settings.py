@@ -75,6 +75,8 @@ def test_the_cache_follows_the_users_cache_directory() -> None:
         ("HEADRACE_REDIS", "localhost:6379", "redis://host:port/database"),
         ("HEADRACE_REDIS", "redis://", "redis://host:port/database"),
         ("HEADRACE_REDIS", "redis://cache:x", "redis://host:port/database"),
+        ("HEADRACE_REDIS", "redis://cache:6379/abc", "redis://host:port/database"),
+        ("HEADRACE_REDIS", "redis://cache:6379/0/1", "redis://host:port/database"),
         ("HEADRACE_TRITON", "http://triton:8000", "host:port"),
         ("HEADRACE_TRITON_FALLBACK", "maybe", "0 or 1"),
         ("HEADRACE_METRICS_PORT", "70000", "port from 1 to 65532, or 0"),
@@ -137,3 +139,21 @@ def test_a_cluster_may_be_given() -> None:
 def test_the_roles_have_ports_side_by_side_or_any_free_ones(first: str, expected: list[int]) -> None:
     settings = Settings.from_environment({"HEADRACE_METRICS_PORT": first})
     assert [settings.role_metrics_port(role) for role in Role] == expected
+
+
+@pytest.mark.parametrize(
+    "url", ["redis://cache", "redis://cache:6379/", "redis://cache:6379/15", "redis+cluster://a:1"]
+)
+def test_redis_is_a_server_with_or_without_the_number_of_a_database(url: str) -> None:
+    assert Settings.from_environment({"HEADRACE_REDIS": url}).redis == url
+
+
+def test_an_offline_store_is_a_directory_that_can_be_written_to_or_a_url(tmp_path: Path) -> None:
+    Settings.from_environment({"HEADRACE_DELTA": str(tmp_path / "new")}).check_delta()
+    Settings.from_environment({"HEADRACE_DELTA": f"file://{tmp_path}/new"}).check_delta()
+    Settings.from_environment({"HEADRACE_DELTA": "s3://bucket/delta"}).check_delta()
+    (tmp_path / "file").touch()
+    for wrong in ("file", "file/below"):
+        with pytest.raises(ConfigError, match=r"HEADRACE_DELTA is .* cannot be written to .*; correct it, or unset it"):
+            Settings.from_environment({"HEADRACE_DELTA": str(tmp_path / wrong)}).check_delta()
+    assert list((tmp_path / "new").iterdir()) == []

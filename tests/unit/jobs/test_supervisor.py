@@ -1,4 +1,7 @@
+import os
+import re
 import socket
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -6,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from infra.local.services import ServiceStatus
+from infra.local.state import ServiceRecord
 from jobs import supervisor as supervisor_module
 from jobs.role import Role
 from jobs.supervisor import Supervisor
@@ -70,6 +75,7 @@ def test_each_role_has_a_worker_with_its_port_and_environment(world: World, supe
         command = " ".join(process.argv)
         assert f"-m jobs.cli worker --role {role}" in command
         assert f"--metrics-port {9_000 + number}" in command
+        assert f"--parent {os.getpid()}" in command
         assert "--log-level warning" in command
         assert f"--worker-id {socket.gethostname()}-0" in command
         assert process.environment == {"A": "1"}
@@ -82,7 +88,7 @@ def test_a_worker_that_fails_is_started_again_with_growing_pauses(world: World, 
     for number, pause_s in enumerate((0, 1, 2, 5, 10), start=1):
         world.die(world.started[-1], code=1)
         (line,) = supervisor.check()
-        assert "worker online ended with exit code 1, starting it again" in line
+        assert re.match(r"worker online ended with exit code 1 \(.*\), starting it again", line)
         if pause_s:
             # Nobody is kept waiting meanwhile: who watches the workers must see a signal at once.
             world.now_s += pause_s - 0.1
@@ -98,12 +104,39 @@ def test_a_worker_that_fails_is_started_again_with_growing_pauses(world: World, 
 
 def test_a_worker_that_ran_for_long_starts_again_at_once(world: World, supervisor: Supervisor) -> None:
     supervisor.start([Role.ONLINE])
-    for _ in range(8):
-        world.now_s += 31
+    for _ in range(20):
+        world.now_s += 90
         world.die(world.started[-1], code=-9)
-        assert len(supervisor.check()) == 1
+        (line,) = supervisor.check()
+        assert line.startswith("worker online was killed by SIGKILL, starting it again at once")
         assert world.started[-1].alive
-    assert len(world.started) == 9
+    assert len(world.started) == 21
+
+
+def test_a_worker_whose_fault_takes_long_to_show_is_given_up_in_the_end(world: World, supervisor: Supervisor) -> None:
+    supervisor.start([Role.ONLINE])
+    for _ in range(9):
+        world.now_s += 31
+        world.die(world.started[-1], code=1)
+        assert len(supervisor.check()) == 1
+    world.now_s += 31
+    world.die(world.started[-1], code=1)
+    with pytest.raises(ServiceError, match="10 times in 10 minutes"):
+        supervisor.check()
+
+
+def test_a_restart_is_told_with_its_reason(world: World, supervisor: Supervisor, tmp_path: Path) -> None:
+    supervisor.start([Role.ONLINE])
+    log = tmp_path / "logs" / "worker-online.log"
+    log.parent.mkdir()
+    log.write_text(
+        "INFO all is well\nTraceback (most recent call last):\n  File x\nredis.ConnectionError: no Redis\nINFO ending\n"
+    )
+    world.die(world.started[-1], code=1)
+    (line,) = supervisor.check()
+    assert line == (
+        f"worker online ended with exit code 1 (redis.ConnectionError: no Redis), starting it again at once: {log}"
+    )
 
 
 def test_a_worker_whose_settings_are_wrong_is_not_started_again(
@@ -163,3 +196,82 @@ def test_one_workers_end_leaves_the_others_alone(world: World, supervisor: Super
     world.die(world.started[1], code=1)
     supervisor.check()
     assert [supervisor.process(role) for role in (Role.FEATURES, Role.OFFLINE, Role.SCORING)] == before
+
+
+@dataclass
+class FakeServices:
+    """Local services of which some have ended."""
+
+    log: Path
+    gone: dict[str, ServiceRecord | None] = field(default_factory=dict)
+    started: list[str] = field(default_factory=list)
+    asked: list[list[str]] = field(default_factory=list)
+
+    def ended(self, which: list[str]) -> dict[str, ServiceRecord | None]:
+        self.asked.append(list(which))
+        return dict(self.gone)
+
+    def die(self, name: str) -> None:
+        self.gone[name] = ServiceRecord(7, 0.0, "a:1", {}, "", log=str(self.log))
+
+    def start(self, name: str, *, cancelled: threading.Event) -> ServiceStatus:
+        assert not cancelled.is_set()
+        del self.gone[name]
+        self.started.append(name)
+        return ServiceStatus(name, "running", "a:1")
+
+
+@pytest.fixture
+def services(tmp_path: Path) -> FakeServices:
+    (tmp_path / "kafka.log").write_text("INFO started\nFATAL out of disk\n")
+    return FakeServices(tmp_path / "kafka.log")
+
+
+@pytest.fixture
+def watching(world: World, services: Any, tmp_path: Path) -> Supervisor:
+    assert not world.started
+    made = Supervisor(
+        tmp_path, environment={}, ports=dict.fromkeys(Role, 0), services=services, cancelled=threading.Event()
+    )
+    made.watch(["kafka"], {"HEADRACE_KAFKA": "a:1"})
+    return made
+
+
+def test_a_service_that_dies_is_told_by_name_and_started_again(
+    watching: Supervisor, services: FakeServices, tmp_path: Path
+) -> None:
+    assert watching.check() == []
+    services.die("kafka")
+    (line,) = watching.check()
+    assert line == (
+        "kafka (process 7) has ended, its log last with: FATAL out of disk; started again at a:1 "
+        f"(log {tmp_path / 'kafka.log'})"
+    )
+    assert services.started == ["kafka"]
+    assert watching.check() == []
+
+
+def test_a_service_that_dies_again_and_again_ends_the_run(watching: Supervisor, services: FakeServices) -> None:
+    for _ in range(3):
+        services.die("kafka")
+        watching.check()
+    services.die("kafka")
+    with pytest.raises(ServiceError, match=r"kafka .* FATAL out of disk, 4 times in 10 minutes"):
+        watching.check()
+
+
+def test_a_service_that_another_command_ended_ends_the_run(watching: Supervisor, services: FakeServices) -> None:
+    services.gone["kafka"] = None
+    with pytest.raises(ServiceError, match="kafka was ended by another command"):
+        watching.check()
+    assert services.started == []
+
+
+def test_services_that_are_watched_later_are_asked_too_and_their_addresses_told(
+    world: World, watching: Supervisor, services: FakeServices
+) -> None:
+    watching.watch(["triton"], {"HEADRACE_TRITON": "b:1"})
+    watching.check()
+    watching.start([Role.SCORING])
+    assert services.asked == [["kafka", "triton"]]
+    assert world.started[0].environment == {"HEADRACE_KAFKA": "a:1", "HEADRACE_TRITON": "b:1"}
