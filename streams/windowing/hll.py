@@ -1,7 +1,7 @@
 """HyperLogLog sketches of the values of a column, for every cell: the approximate number of distinct values.
 
 The sketches are those of the ``datasketches`` library (Flajolet et al. 2007, with the estimators of Heule et al. 2013).
-They are objects, so reads go query by query: some 2 us for cells of few values, 50 us for ones of thousands.
+They are objects, so reads go query by query: some 1 us for cells of few values, 50 us for ones of thousands.
 
 An estimate hangs on the set of values alone. The library's better estimator would hang on their order too, and on the
 order in which a small sketch keeps them inside, which changes when it is serialised; so it is not used.
@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from datasketches import hll_sketch, hll_union, tgt_hll_type
 
 from streams.windowing.register import CellReads, CellRows
@@ -27,9 +28,14 @@ def new_sketch(lg_k: int) -> Any:
     return hll_sketch(lg_k, _TYPE)
 
 
-def add_value(sketch: Any, value: Any) -> None:
-    """Take a value in; the library would pass over an empty text, so none is given to it."""
-    sketch.update(f"={value}" if isinstance(value, str) else int(value))
+def to_items(values: pa.Array) -> list[Any]:
+    """Values as sketches take them in; the library would pass over an empty text, so none is given to it."""
+    if pa.types.is_string(values.type):
+        values = pc.binary_join_element_wise("=", values, "")
+    elif pa.types.is_boolean(values.type):
+        values = values.cast(pa.int8())
+    items: list[Any] = values.to_pylist()
+    return items
 
 
 def dump_sketch(sketch: Any) -> bytes:
@@ -51,8 +57,9 @@ def merge_sketches(*sketches: Any, lg_k: int) -> Any:
 def estimate(*sketches: Any, lg_k: int) -> int:
     """Estimate how many distinct values these sketches have seen together."""
     union = _union(sketches, lg_k)
-    # Merged with itself, it gives up the estimator that goes by the order of the values for the one that does not.
-    union.update(union.get_result(_TYPE))
+    # Merged with itself, it gives up the estimator that goes by the order of the values for the one that does not. With
+    # eight bits a bucket, which is what a union has inside, that takes two thirds of the time.
+    union.update(union.get_result(tgt_hll_type.HLL_8))
     n_values: float = union.get_estimate()
     return round(n_values)
 
@@ -70,13 +77,13 @@ class SketchRows:
 
     Attributes:
         at: Position of each among ``CellRows``, rising.
-        values: Their values.
+        items: Their values, as sketches take them in.
         cells: ``(n_rows,)`` cell of each row of ``CellRows``, whether it counts or not.
         starts: ``(n_rows,)`` first row of that cell.
     """
 
     at: Ints
-    values: list[Any]
+    items: list[Any]
     cells: Ints
     starts: Ints
 
@@ -91,16 +98,16 @@ class Sketches:
     def scan(self, rows: CellRows, values: pa.Array, is_value: Bools) -> SketchRows:
         """Pick the rows that count; ``values`` are in the order of the batch, ``is_value`` in that of ``rows``."""
         at = np.flatnonzero(is_value)
-        chosen = values.take(pa.array(rows.order[at])).to_pylist()
-        return SketchRows(at, chosen, np.repeat(rows.cells, rows.lengths), np.repeat(rows.starts, rows.lengths))
+        items = to_items(values.take(pa.array(rows.order[at])))
+        return SketchRows(at, items, np.repeat(rows.cells, rows.lengths), np.repeat(rows.starts, rows.lengths))
 
     def commit(self, rows: SketchRows) -> None:
         """Make the rows part of the state."""
-        for cell, value in zip(rows.cells[rows.at].tolist(), rows.values, strict=True):
+        for cell, item in zip(rows.cells[rows.at].tolist(), rows.items, strict=True):
             sketch = self._sketches.get(cell)
             if sketch is None:
                 sketch = self._sketches[cell] = new_sketch(self._lg_k)
-            add_value(sketch, value)
+            sketch.update(item)
 
     def drop(self, is_live: Bools) -> None:
         """Forget cells that are no longer live."""
@@ -140,8 +147,8 @@ class Sketches:
                 sketch, taken, open_start = self._sketches.get(cell), low, start
             if high > taken:
                 sketch = new_sketch(self._lg_k) if sketch is None else load_sketch(dump_sketch(sketch))
-                for value in rows.values[taken:high]:
-                    add_value(sketch, value)
+                for item in rows.items[taken:high]:
+                    sketch.update(item)
                 taken = high
             made[version] = sketch
         return made

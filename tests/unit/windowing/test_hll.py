@@ -9,7 +9,7 @@ from schemas.aggregation import approx_distinct, distinct
 from schemas.entity import Entity
 from schemas.view import FeatureView
 from streams.windowing import WindowEngine
-from streams.windowing.hll import add_value, dump_sketch, estimate, load_sketch, new_sketch
+from streams.windowing.hll import dump_sketch, estimate, load_sketch, new_sketch
 from streams.windowing.snapshot import read_part
 from tests.support.builders import Row, make_batch, make_source, run_engine
 
@@ -84,7 +84,7 @@ def test_an_estimate_is_of_the_set_of_values_alone(n_values: int) -> None:
             at = chance.randrange(len(sketches))
             if chance.random() < 0.01:
                 sketches[at] = load_sketch(dump_sketch(sketches[at]))
-            add_value(sketches[at], value)
+            sketches[at].update(value)
         estimates.add(estimate(*sketches, lg_k=12))
 
     assert len(estimates) == 1
