@@ -5,9 +5,11 @@ newest as of any row are a slice of that layout. Where not, the places of the N 
 side, the first new row of all such keys, then the second …; a key with many rows, or one that begins anew, by itself.
 """
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -15,6 +17,8 @@ import pyarrow as pa
 from streams.windowing.columns import BatchColumns
 from streams.windowing.newest_order import LONG, LaidKeys, NewestLists
 from streams.windowing.segment import Array, Bools, Ints, expand, find_segments, search
+
+_WORD_BYTES: Final = 8
 
 
 @dataclass(frozen=True)
@@ -91,17 +95,26 @@ class NewestRows:
         self.size = size
         self._has_times = has_times
         self.filter_index = filter_index
-        self.n_kept = np.empty(0, dtype=np.int64)
-        self.time_us = np.empty((0, size), dtype=np.int64)
-        self.columns: dict[str, Array] = {name: np.empty((0, size), dtype=dtype) for name, dtype in dtypes.items()}
-        self.valid = {name: np.empty((0, size), dtype=np.bool_) for name in dtypes}
+        self._dtypes = dtypes
+        n_flag_words = -(-size // _WORD_BYTES)
+        widths = [1, size, *(size for _ in dtypes), *(n_flag_words for _ in dtypes)]
+        self._edges: list[int] = np.cumsum([0, *widths]).tolist()
+        self._words: Ints = np.zeros((0, self._edges[-1]), dtype=np.int64)
+        self.n_kept, self.time_us, self.columns, self.valid = self._split(self._words)
 
     def grow(self, n_keys: int) -> None:
-        """Make room for keys below ``n_keys``."""
-        self.n_kept = _grown(self.n_kept, n_keys)
-        self.time_us = _grown(self.time_us, n_keys)
-        self.columns = {name: _grown(values, n_keys) for name, values in self.columns.items()}
-        self.valid = {name: _grown(values, n_keys) for name, values in self.valid.items()}
+        """Make room for keys below ``n_keys``; what is kept of a key lies side by side, as it is read."""
+        words = np.zeros((n_keys, self._edges[-1]), dtype=np.int64)
+        words[: len(self._words)] = self._words
+        self._words = words
+        self.n_kept, self.time_us, self.columns, self.valid = self._split(words)
+
+    def _split(self, words: Ints) -> tuple[Ints, Ints, dict[str, Array], dict[str, Bools]]:
+        """Number of rows kept, event times, values and whether there is one, of keys by their words."""
+        parts = iter([words[:, start:stop] for start, stop in itertools.pairwise(self._edges)])
+        n_kept, time_us = next(parts)[:, 0], next(parts)
+        columns: dict[str, Array] = {name: next(parts).view(dtype) for name, dtype in self._dtypes.items()}
+        return n_kept, time_us, columns, {name: next(parts).view(np.bool_)[:, : self.size] for name in self._dtypes}
 
     def reset(self, keys: Ints) -> None:
         """Forget the rows of these keys."""
@@ -140,7 +153,8 @@ class NewestRows:
     def scan(self, columns: BatchColumns, rows: KeyRows, is_reset: Bools) -> Layout:
         """Lay a batch out; ``is_reset`` tells the rows that find the state of their key dead and begin anew."""
         passes = columns.passes(self.filter_index)[rows.order]
-        n_before = np.where(is_reset[rows.starts], 0, self.n_kept[rows.keys])
+        before, before_us, before_columns, before_valid = self._split(self._words.take(rows.keys, axis=0))
+        n_before = np.where(is_reset[rows.starts], 0, before)
         owner = np.repeat(np.arange(len(rows.keys)), rows.lengths)
         so_far = np.cumsum(passes)
         before_key = so_far[rows.starts] - passes[rows.starts]
@@ -152,15 +166,15 @@ class NewestRows:
         total = int(ends[-1]) if len(ends) else 0
         old_owner, old_within = expand(n_before)
         old_at, new_at = starts[old_owner] + old_within, (starts + n_before)[owner[passes]] + n_passed[passes] - 1
-        old_rows, new_rows = rows.keys[old_owner], rows.order[passes]
+        new_rows = rows.order[passes]
 
         def laid(kept: Array, fresh: Array) -> Array:
             out = np.empty(total, dtype=kept.dtype)
-            out[old_at] = kept[old_rows, old_within]
+            out[old_at] = kept[old_owner, old_within]
             out[new_at] = fresh
             return out
 
-        time_us = laid(self.time_us, rows.time_us[passes])
+        time_us = laid(before_us, rows.time_us[passes])
         n_versions = n_before[owner] + n_passed
         n_kept = np.minimum(n_versions, self.size)
         lists = NewestLists(self.size, n_rows=len(owner))
@@ -176,8 +190,8 @@ class NewestRows:
         return Layout(
             starts=starts,
             time_us=time_us,
-            columns={c: laid(kept, columns.values(c)[0][new_rows]) for c, kept in self.columns.items()},
-            valid={c: laid(kept, columns.values(c)[1][new_rows]) for c, kept in self.valid.items()},
+            columns={c: laid(kept, columns.values(c)[0][new_rows]) for c, kept in before_columns.items()},
+            valid={c: laid(kept, columns.values(c)[1][new_rows]) for c, kept in before_valid.items()},
             first=starts[owner] + np.maximum(n_versions - self.size, 0),
             n_kept=n_kept,
             list_row=lists.list_row,
@@ -241,9 +255,3 @@ class NewestRows:
             for name, values in self.columns.items():
                 values[keys] = layout.columns[name][places]
                 self.valid[name][keys] = layout.valid[name][places]
-
-
-def _grown(values: Array, n_rows: int) -> Array:
-    grown = np.zeros((n_rows, *values.shape[1:]), dtype=values.dtype)
-    grown[: len(values)] = values
-    return grown

@@ -64,6 +64,7 @@ class CellReads:
         span_us: Length of each query's window (or of all), 0 for one without.
         leaves: The same queries over the cells that theirs were merged from in this batch, where any were: what is
             counted by value moves only when the batch becomes part of the state.
+        gathered: What the state holds of each cell, ``(n_reads, n_columns)``; None: it is read from there.
     """
 
     cells: Ints
@@ -73,6 +74,7 @@ class CellReads:
     at_us: Ints
     span_us: Ints | int
     leaves: "CellReads | None" = None
+    gathered: Ints | None = None
 
     @cached_property
     def steps(self) -> list[tuple[Ints, Ints]]:
@@ -88,11 +90,15 @@ class CellReads:
     def _running(self) -> Ints:
         return np.flatnonzero(self.versions >= 0)
 
-    def take(self, state: Array, running: Array | None) -> Array:
+    def take(self, register: "Register", name: str, running: "Versions") -> Array:
         """Value of an array of the register at each read."""
-        values = state[self.cells]
-        if running is not None and len(self._running):
-            values[self._running] = running[self.versions[self._running]]
+        state = register.state[name]
+        if self.gathered is None:
+            values = state[self.cells]
+        else:
+            values = self.gathered[:, register.places[name]].view(state.dtype)
+        if name in running and len(self._running):
+            values[self._running] = running[name][self.versions[self._running]]
         return values
 
 
@@ -106,6 +112,7 @@ class Register(ABC):
 
     Attributes:
         state: The arrays, an element for each cell.
+        places: Column of each among the columns of the bank.
         peak: No integer sum of a cell has been further from 0 than this; what overflow is guarded by.
     """
 
@@ -114,6 +121,7 @@ class Register(ABC):
     def __init__(self, dtypes: dict[str, Any] | None = None) -> None:
         self.peak = 0
         self._dtypes = dtypes or {}
+        self.places: dict[str, int] = {}
         self.state: Versions = {name: np.empty(0, dtype=self._dtype(name)) for name in self.neutral}
 
     def _dtype(self, name: str) -> Any:
@@ -122,12 +130,13 @@ class Register(ABC):
     def _empty(self, name: str) -> Any:
         return self.neutral[name]
 
-    def grow(self, capacity: int) -> None:
-        """Make room for cells below ``capacity``."""
+    def move(self, records: Ints) -> None:
+        """Move the state to the columns of larger arrays."""
         for name, values in self.state.items():
-            grown = np.full(capacity, self._empty(name), dtype=values.dtype)
-            grown[: len(values)] = values
-            self.state[name] = grown
+            moved = records[:, self.places[name]].view(values.dtype)
+            moved[: len(values)] = values
+            moved[len(values) :] = self._empty(name)
+            self.state[name] = moved
 
     def reset(self, cells: Ints) -> None:
         """Make these cells empty."""
@@ -165,7 +174,7 @@ class CountRegister(Register):
 
     def merge(self, reads: CellReads, running: Versions) -> Versions:
         """Add up."""
-        return {"n": _fold(np.add, reads, reads.take(self.state["n"], running.get("n")), 0)}
+        return {"n": _fold(np.add, reads, reads.take(self, "n", running), 0)}
 
 
 class ReduceRegister(Register):
@@ -199,7 +208,7 @@ class ReduceRegister(Register):
 
     def merge(self, reads: CellReads, running: Versions) -> Versions:
         """Reduce the cells."""
-        values = reads.take(self.state["value"], running.get("value"))
+        values = reads.take(self, "value", running)
         return {"value": _fold(self._ufunc, reads, values, self._neutral)}
 
 
@@ -240,8 +249,8 @@ class DecayRegister(Register):
 
     def merge(self, reads: CellReads, running: Versions) -> Versions:
         """Let the older cells age to the newest row of each later one."""
-        times = reads.take(self.state["time_us"], running.get("time_us"))
-        totals = reads.take(self.state["total"], running.get("total"))
+        times = reads.take(self, "time_us", running)
+        totals = reads.take(self, "total", running)
         newest, total = np.full(reads.n_queries, NEVER_US, dtype=np.int64), np.zeros(reads.n_queries)
         for queries, at in reads.steps:
             is_any = times[at] != NEVER_US
@@ -294,7 +303,7 @@ class MomentsRegister(Register):
 
     def merge(self, reads: CellReads, running: Versions) -> Versions:
         """Merge the moments of the cells; the mean is what further values are then measured from."""
-        part = {name: reads.take(values, running.get(name)) for name, values in self.state.items()}
+        part = {name: reads.take(self, name, running) for name in self.state}
         n_part = part["n"]
         divisor = np.maximum(n_part, 1)
         mean_part = part["shift"] + part["sum"] / divisor
@@ -346,8 +355,8 @@ class EdgeRegister(Register):
 
     def merge(self, reads: CellReads, running: Versions) -> Versions:
         """Take the newest (or oldest) cell that has a value; cells come in time order."""
-        times = reads.take(self.state["time_us"], running.get("time_us"))
-        values = reads.take(self.state["value"], running.get("value"))
+        times = reads.take(self, "time_us", running)
+        values = reads.take(self, "value", running)
         time_us = np.full(reads.n_queries, self._never, dtype=np.int64)
         chosen = np.zeros(reads.n_queries, dtype=values.dtype)
         for queries, at in reads.steps:

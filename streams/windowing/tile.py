@@ -70,10 +70,10 @@ class TilePool:
     """Cells of all live tiles of all keys."""
 
     def __init__(self) -> None:
-        self.key = np.empty(0, dtype=np.int64)
-        self.tile = np.empty(0, dtype=np.int64)
         self.is_live = np.empty(0, dtype=np.bool_)
-        self._older = np.empty(0, dtype=np.int64)
+        # Side by side, as they are read.
+        self._records = np.empty((0, 3), dtype=np.int64)
+        self.key, self.tile, self._older = self._records.T
         self._head = np.empty(0, dtype=np.int64)
         self._free = np.empty(0, dtype=np.int64)
 
@@ -142,7 +142,10 @@ class TilePool:
             before = self.capacity
             size = max(_FIRST_CAPACITY, 2 * before, before + n_cells)
             self._free = np.concatenate([self._free, np.arange(before, size)])
-            self.key, self.tile, self._older = (np.resize(a, size) for a in (self.key, self.tile, self._older))
+            records = np.zeros((size, 3), dtype=np.int64)
+            records[:before] = self._records
+            self._records = records
+            self.key, self.tile, self._older = records.T
             self.is_live = np.concatenate([self.is_live, np.zeros(size - before, dtype=np.bool_)])
         cells, self._free = self._free[:n_cells], self._free[n_cells:]
         return cells
@@ -167,7 +170,7 @@ class TilePool:
 
     def index(self, keys: Ints) -> CellIndex:
         """Index the cells of these distinct keys; queries name a key by its position in ``keys``."""
-        owners, cells = [], []
+        owners, cells, at_tiles = [], [], []
         places, at = np.arange(len(keys), dtype=np.int64), self._head[keys]
         while True:
             is_open = at != _NONE
@@ -176,17 +179,19 @@ class TilePool:
                 break
             owners.append(places)
             cells.append(at)
-            at = self._older[at]
+            _, tile, older = self._records.take(at, axis=0).T
+            at_tiles.append(tile)
+            at = older
         lengths = np.zeros(len(keys), dtype=np.int64)
         for step in owners:
             lengths[step] += 1
         ends = np.cumsum(lengths)
         total = int(ends[-1]) if len(ends) else 0
-        flat = np.empty(total, dtype=np.int64)
-        for step, (owner, cell) in enumerate(zip(owners, cells, strict=True)):
-            flat[ends[owner] - 1 - step] = cell
+        flat, tiles = np.empty(total, dtype=np.int64), np.empty(total, dtype=np.int64)
+        for step, (owner, cell, tile) in enumerate(zip(owners, cells, at_tiles, strict=True)):
+            places = ends[owner] - 1 - step
+            flat[places], tiles[places] = cell, tile
         owner, _ = expand(lengths)
-        tiles = self.tile[flat]
         low, high = (int(tiles.min()), int(tiles.max())) if total else (0, 0)
         span = high - low + 1
         if span.bit_length() + len(keys).bit_length() < 62:

@@ -17,7 +17,7 @@ from streams.windowing.snapshot import Content
 from streams.windowing.stored_code import CodeReader, CodeWriter
 from streams.windowing.tile import TilePool
 
-_READS_AT_ONCE: Final = 1 << 21
+_VALUES_AT_ONCE: Final = 1 << 23
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ class WindowColumns:
             members = [f for f in self.features if f.n_tiles == size]
             low, high = index.window(place, stop - size, stop)
             parts: list[dict[str, pa.Array]] = []
-            for chunk in _chunks(high - low):
+            for chunk in _chunks(high - low, at_once=max(1, _VALUES_AT_ONCE // (1 + self.bank.n_columns))):
                 lengths = (high - low)[chunk]
                 owner, within = expand(lengths)
                 cells = index.cells[low[chunk][owner] + within]
@@ -188,13 +188,13 @@ class WindowColumns:
         self.bank.read_part(content, cells, codes=codes, name="tiles")
 
 
-def _chunks(lengths: Ints) -> Iterable[slice]:
+def _chunks(lengths: Ints, *, at_once: int) -> Iterable[slice]:
     """Cut queries so that no part reads more than a bounded number of cells at once."""
     ends = np.cumsum(lengths)
     start = 0
     while start < len(lengths):
         before = int(ends[start - 1]) if start else 0
-        stop = max(start + 1, int(np.searchsorted(ends, before + _READS_AT_ONCE, side="right")))
+        stop = max(start + 1, int(np.searchsorted(ends, before + at_once, side="right")))
         yield slice(start, stop)
         start = stop
     if not len(lengths):

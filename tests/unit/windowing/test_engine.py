@@ -235,7 +235,7 @@ def test_a_quiet_key_costs_nothing_after_its_windows_end() -> None:
 
 RARE = {
     "streams.windowing.value_pool._COMPACT_FROM": 2,
-    "streams.windowing.window_column._READS_AT_ONCE": 3,
+    "streams.windowing.window_column._VALUES_AT_ONCE": 3,
     "streams.windowing.newest_order.LONG": 1,
     "streams.windowing.newest.LONG": 1,
     "streams.windowing.segment._LONG": 1,
