@@ -1,10 +1,11 @@
-"""Numbers found by hash: open addressing with linear probing, all look-ups of a batch side by side.
+"""Numbers found by hash: open addressing with triangular probing, all look-ups of a batch side by side.
 
 A slot is one 64-bit word, the upper half of a hash beside the number, so that a look-up touches one cache line and then
 one of what it compares with.
 """
 
 from collections.abc import Callable
+from itertools import count
 from typing import Final
 
 import numpy as np
@@ -48,7 +49,9 @@ class HashIndex:
         """Number of each hash, -1 for none."""
         found = np.full(len(hashes), -1, dtype=np.int64)
         queries, at, upper = np.arange(len(hashes)), self._places(hashes), hashes & _UPPER
-        while len(queries):
+        for turn in count(1):
+            if not len(queries):
+                break
             slots = self._slots[at]
             alike = np.flatnonzero(((slots & _UPPER) == upper) & (slots & _LOWER >= _FIRST))
             numbers = ((slots[alike] & _LOWER) - _FIRST).astype(np.int64)
@@ -57,34 +60,39 @@ class HashIndex:
             goes_on = slots != _EMPTY
             goes_on[alike[is_found]] = False
             rest = np.flatnonzero(goes_on)
-            queries, at, upper = queries[rest], self._next(at[rest]), upper[rest]
+            queries, at, upper = queries[rest], self._next(at[rest], turn), upper[rest]
         return found
 
     def add(self, hashes: Hashes, numbers: Ints) -> None:
         """Add numbers, each of them new, whose keys are not there; there is room for them."""
         self._n_used += len(numbers)
         at, slots = self._places(hashes), self._to_slots(hashes, numbers)
-        while len(at):
+        for turn in count(1):
+            if not len(at):
+                break
             is_free = self._slots[at] == _EMPTY
             # Of several that want a slot one gets it; the others see that they have not.
             self._slots[at[is_free]] = slots[is_free]
             rest = np.flatnonzero(self._slots[at] != slots)
-            at, slots = self._next(at[rest]), slots[rest]
+            at, slots = self._next(at[rest], turn), slots[rest]
 
     def remove(self, hashes: Hashes, numbers: Ints) -> None:
         """Remove numbers that are there. Their slots are used again when it is rebuilt."""
         at, slots = self._places(hashes), self._to_slots(hashes, numbers)
-        while len(at):
+        for turn in count(1):
+            if not len(at):
+                break
             is_here = self._slots[at] == slots
             self._slots[at[is_here]] = _REMOVED
             rest = np.flatnonzero(~is_here)
-            at, slots = self._next(at[rest]), slots[rest]
+            at, slots = self._next(at[rest], turn), slots[rest]
 
     def _places(self, hashes: Hashes) -> Ints:
         return (hashes & np.uint64(len(self._slots) - 1)).astype(np.int64)
 
-    def _next(self, at: Ints) -> Ints:
-        return (at + 1) & (len(self._slots) - 1)
+    def _next(self, at: Ints, turn: int) -> Ints:
+        # Steps that grow by one come to every slot, and do not queue up behind each other as steps of one do.
+        return (at + turn) & (len(self._slots) - 1)
 
     def _to_slots(self, hashes: Hashes, numbers: Ints) -> npt.NDArray[np.uint64]:
         slots: npt.NDArray[np.uint64] = (hashes & _UPPER) | (numbers.astype(np.uint64) + _FIRST)
