@@ -161,7 +161,9 @@ class WindowColumns:
     def changed_cells(self) -> Ints:
         """Live cells that have changed since the last :meth:`mark_told`, by key and tile."""
         cells = np.flatnonzero(self._is_changed & self.tiles.is_live)
-        by_key: Ints = cells[np.lexsort((self.tiles.tile[cells], self.tiles.key[cells]))]
+        keys, tiles = self.tiles.key[cells], self.tiles.tile[cells]
+        order = stable_argsort(tiles - tiles.min(), int(np.ptp(tiles)) + 1) if len(cells) else cells
+        by_key: Ints = cells[order[stable_argsort(keys[order], int(keys.max(initial=0)) + 1)]]
         return by_key
 
     def mark_told(self) -> None:

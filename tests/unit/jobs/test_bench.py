@@ -136,6 +136,9 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kind, "_BATCH_ROWS", 200)
 
 
+STATE = ["snapshot", "snapshot_time", "changes_of_1_percent", "largest_bucket", "restore"]
+
+
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("quick", [True, False])
 def test_the_engine_is_measured_in_both_modes_at_all_key_counts(quick: bool) -> None:
@@ -147,15 +150,17 @@ def test_the_engine_is_measured_in_both_modes_at_all_key_counts(quick: bool) -> 
     every_event = ["engine.every_event", "engine.every_event.keys_10k", "engine.every_event.keys_100k"]
     assert list(figures) == [
         *("engine.ceiling", "engine.latest", "engine.latest.keys_10k", "engine.latest.keys_100k"),
-        *("engine.latest.keys_1m", "engine.latest.growth_to_1m"),
+        *("engine.latest.keys_1m", "engine.latest.growth_to_1m", "engine.latest.growth_above_floor_to_1m"),
         *every_event,
         *([] if quick else ["engine.every_event.keys_1m"]),
-        *(f"engine.every_event.growth_to_{most}", "engine.closing_panes", "engine.closing_panes.keys_10k"),
-        "engine.closing_panes.keys_100k",
+        f"engine.every_event.growth_to_{most}",
+        *([] if quick else ["engine.every_event.growth_above_floor_to_1m"]),
+        *("engine.floor.keys_10k", "engine.floor.keys_1m"),
+        *("engine.closing_panes", "engine.closing_panes.keys_10k", "engine.closing_panes.keys_100k"),
         *([] if quick else ["engine.closing_panes.keys_1m"]),
         *("engine.sessions", "engine.approx_distinct", "engine.quantile"),
         "engine.memory.keys_1m",
-        *([] if quick else ["engine.snapshot.keys_1m", "engine.restore.keys_1m"]),
+        *([] if quick else [f"engine.{name}.keys_1m" for name in STATE]),
     ]
     latest = figures["engine.latest"]
     assert (latest.bar, latest.compared_with) == (1_000_000, "engine.ceiling")
