@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from jobs.application import Application, load_application
+from jobs.reach import reach_kafka, reach_redis
 from jobs.settings import Settings
 from jobs.topic_reader import read_topic
 from schemas.model import ModelSpec
@@ -283,12 +284,10 @@ def audit(*, as_json: Annotated[bool, typer.Option("--json", help="Print JSON in
     """
     settings = Settings.from_environment(os.environ)
     application = load_application(settings.application)
-    checks = run_audit(
-        application,
-        brokers=settings.address("kafka"),
-        redis_url=settings.address("redis"),
-        delta=settings.delta,
-    )
+    brokers, redis_url = settings.address("kafka"), settings.address("redis")
+    reach_kafka(brokers)
+    reach_redis(redis_url)
+    checks = run_audit(application, brokers=brokers, redis_url=redis_url, delta=settings.delta)
     if as_json:
         typer.echo(json.dumps([{**asdict(check), "is_met": check.is_met} for check in checks], indent=2))
     else:

@@ -26,6 +26,7 @@ from streams.observability.metrics import Metrics, serve_metrics
 from streams.sinks.offline import OfflineWriter
 from streams.sinks.online import OnlineReader, OnlineWriter
 
+_PATIENCE_S = 6.0
 logger = logging.getLogger(__name__)
 
 
@@ -39,7 +40,8 @@ def run_worker(
         ServiceError: Kafka cannot be reached.
     """
     brokers, redis_url = settings.address("kafka"), settings.address("redis")
-    ensure_topics(brokers, plan_topics(list(application.views.values()), list(application.models.values())))
+    planned = plan_topics(list(application.views.values()), list(application.models.values()))
+    ensure_topics(brokers, planned, patience_s=_PATIENCE_S)
     metrics = Metrics()
     # Each worker appends to a file of its own, so that lines of two never mix.
     events = settings.lineage.with_name(f"{settings.lineage.stem}.{role}-{worker_id}{settings.lineage.suffix}")

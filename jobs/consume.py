@@ -11,6 +11,7 @@ from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaConnectionError, KafkaError
 
+from jobs.reach import reach_kafka
 from jobs.settings import Settings
 from schemas.errors import ConfigError, ServiceError
 
@@ -29,12 +30,13 @@ def consume(
 
     Joins no consumer group and commits nothing: looking does not disturb anyone.
     """
-    settings = Settings.from_environment(os.environ)
+    brokers = Settings.from_environment(os.environ).address("kafka")
+    reach_kafka(brokers)
     try:
         asyncio.run(
             _print(
                 topic,
-                brokers=settings.address("kafka"),
+                brokers=brokers,
                 from_beginning=from_beginning,
                 limit=limit,
                 follow=follow,

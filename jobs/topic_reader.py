@@ -13,6 +13,8 @@ from streams.transport.poller import to_columns
 _TIMEOUT_S = 15.0
 _BATCH_ROWS = 50_000
 _RETRY_S = 0.1
+_SILENT = 2
+"""Only what is critical: librdkafka tells each try to connect as an error, and the error that counts is raised."""
 _NOT_YET = (KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE)
 
 
@@ -33,6 +35,7 @@ def read_topic(brokers: str, topic: str, *, start_offsets: Mapping[int, int] | N
         "enable.auto.commit": False,
         "isolation.level": "read_committed",
         "enable.partition.eof": True,
+        "log_level": _SILENT,
         "fetch.wait.max.ms": 20,  # it is known where the end is: an empty partition need not be waited for
     }
     consumer = Consumer(config)
@@ -69,7 +72,7 @@ def end_offsets(brokers: str, topic: str) -> dict[int, int]:
     Raises:
         ServiceError: The broker does not answer, or there is no such topic.
     """
-    consumer = Consumer({"bootstrap.servers": brokers, "group.id": "headrace-read"})
+    consumer = Consumer({"bootstrap.servers": brokers, "group.id": "headrace-read", "log_level": _SILENT})
     try:
         found = consumer.list_topics(topic, timeout=_TIMEOUT_S).topics[topic]
         if found.error is not None:

@@ -7,12 +7,14 @@ from dataclasses import dataclass, field
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from jobs.reach import reach_kafka
 from schemas.errors import ConfigError, ServiceError
 from schemas.model import ModelSpec
 from schemas.view import FeatureView
 from streams.state.changelog import state_topic
 from streams.transport.epoch import MAX_RECORD_BYTES
 
+DEFAULT_PARTITIONS = 4
 _TIMEOUT_S = 15.0
 _CONNECT_TIMEOUT_S = 6.0
 _log = logging.getLogger(__name__)
@@ -63,7 +65,14 @@ def plan_topics(views: Sequence[FeatureView], models: Sequence[ModelSpec]) -> li
     return list(topics.values())
 
 
-def ensure_topics(brokers: str, topics: Sequence[Topic], *, partitions: int = 4, replication: int = -1) -> list[str]:
+def ensure_topics(
+    brokers: str,
+    topics: Sequence[Topic],
+    *,
+    partitions: int = DEFAULT_PARTITIONS,
+    replication: int = -1,
+    patience_s: float = 0.0,
+) -> list[str]:
     """Create the topics that are missing and check the partition counts of those that are there.
 
     Args:
@@ -71,6 +80,7 @@ def ensure_topics(brokers: str, topics: Sequence[Topic], *, partitions: int = 4,
         topics: What :func:`plan_topics` made.
         partitions: Partition count of new raw topics; all others take that of their source.
         replication: Replication factor of new topics, -1 for the broker's default.
+        patience_s: How long to wait for a broker that is just starting.
 
     Returns:
         Names of the topics that were created.
@@ -79,13 +89,8 @@ def ensure_topics(brokers: str, topics: Sequence[Topic], *, partitions: int = 4,
         ConfigError: A topic has another partition count than its source.
         ServiceError: The broker cannot be reached or refuses.
     """
-    config: dict[str, str | int | float | bool] = {
-        "bootstrap.servers": brokers,
-        "client.id": "headrace-topics",
-        "socket.timeout.ms": 10_000,
-        "log_level": 3,
-    }
-    admin = AdminClient(config, logger=_log)
+    reach_kafka(brokers, patience_s=patience_s)
+    admin = _admin(brokers)
     try:
         found = admin.list_topics(timeout=_CONNECT_TIMEOUT_S).topics
         counts = {name: len(topic.partitions) for name, topic in found.items()}
@@ -109,8 +114,32 @@ def ensure_topics(brokers: str, topics: Sequence[Topic], *, partitions: int = 4,
                     raise
     except KafkaException as exc:
         msg = (
-            f"Kafka at {brokers} does not answer, or does not create topics: {exc.args[0].str()}; expected a reachable "
-            "broker that lets us: `headrace services up` starts one, HEADRACE_KAFKA or --brokers names one"
+            f"Kafka at {brokers} does not create topics: {exc.args[0].str()}; expected a broker that lets us: "
+            "`headrace services up` starts one, HEADRACE_KAFKA or --brokers names one"
         )
         raise ServiceError(msg) from exc
     return [topic.topic for topic in missing]
+
+
+def count_partitions(brokers: str, names: Sequence[str]) -> dict[str, int]:
+    """Tell how many partitions each of these topics has; one that is not there is left out.
+
+    Raises:
+        ServiceError: The broker does not answer.
+    """
+    try:
+        found = _admin(brokers).list_topics(timeout=_CONNECT_TIMEOUT_S).topics
+    except KafkaException as exc:
+        msg = f"Kafka at {brokers} does not list its topics: {exc.args[0].str()}; see `headrace services status`"
+        raise ServiceError(msg) from exc
+    return {name: len(found[name].partitions) for name in names if name in found}
+
+
+def _admin(brokers: str) -> AdminClient:
+    config: dict[str, str | int | float | bool] = {
+        "bootstrap.servers": brokers,
+        "client.id": "headrace-topics",
+        "socket.timeout.ms": 10_000,
+        "log_level": 3,
+    }
+    return AdminClient(config, logger=_log)

@@ -51,6 +51,7 @@ class Scoreboard:
                 "group.id": "headrace-scoreboard",
                 "enable.auto.commit": False,
                 "isolation.level": "read_committed",
+                "log_level": 2,  # each try to connect is an error of level 3, and would tear up what is shown
             }
         )
         self._consumer.assign(

@@ -1,14 +1,18 @@
 """Topics on a real Kafka, as the definitions want them, and reading them."""
 
+import json
+import re
 import uuid
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, ConfigResource, ConfigSource, ResourceType
+from typer.testing import CliRunner
 
-from jobs import topics as topics_module
+from jobs.commands import app
 from jobs.consumer_group import is_caught_up, place_group
 from jobs.flights.producer import check_retention
 from jobs.topic_reader import end_offsets, read_topic
@@ -20,6 +24,20 @@ from tests.support.feature_rows import make_view
 from tests.support.kafka import TIMEOUT_S, make_group, make_topic, produce
 
 NOBODY = "127.0.0.1:9"
+APPLICATION = """
+from schemas.aggregation import count
+from schemas.entity import Entity
+from schemas.source import EventSource
+from schemas.view import FeatureView
+
+shop = EventSource("{topic}", contract="shop_event@1", event_time="event_time", max_out_of_orderness="5s")
+VIEWS = [
+    FeatureView(
+        "{view}", version=1, entity=Entity("user", key="user_id"), source=shop, slide="1m",
+        features={{"n": count().over("5m")}},
+    )
+]
+"""
 
 
 def name() -> str:
@@ -87,9 +105,29 @@ def test_the_topics_of_a_view_are_made(kafka: str) -> None:
     assert int(configuration(kafka, f"dlq.{source.topic}")["max.message.bytes"]) > 1_048_588
 
 
-def test_a_broker_that_cannot_be_reached_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(topics_module, "_CONNECT_TIMEOUT_S", 0.3)
-    with pytest.raises(ServiceError, match=r"127\.0\.0\.1:9 .*services up"):
+def test_the_command_tells_every_topic_and_where_the_count_is_not_the_one_asked_for(
+    kafka: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    raw = make_topic(kafka, partitions=2)
+    (tmp_path / "app.py").write_text(APPLICATION.format(topic=raw, view=f"v{uuid.uuid4().hex[:8]}"))
+    monkeypatch.setenv("HEADRACE_KAFKA", kafka)
+    monkeypatch.setenv("HEADRACE_APP", str(tmp_path / "app.py"))
+
+    made = CliRunner().invoke(app, ["topics"])
+    assert made.exit_code == 0
+    assert re.search(rf"^{re.escape(raw)} +2 partitions  was there$", made.stdout, re.MULTILINE)
+    assert re.search(rf"^dlq.{re.escape(raw)} +2 partitions  created$", made.stdout, re.MULTILINE)
+    assert made.stderr == ""
+
+    told = CliRunner().invoke(app, ["topics", "--partitions", "8", "--json"])
+    entries = {entry["topic"]: entry for entry in json.loads(told.stdout)}
+    assert entries[raw] == {"topic": raw, "partitions": 2, "created": False}
+    assert told.exit_code == 0
+    assert told.stderr.startswith(f"{raw}: there already, with another count than 8, and left as they are.")
+
+
+def test_a_broker_that_cannot_be_reached_is_an_error() -> None:
+    with pytest.raises(ServiceError, match=r"127\.0\.0\.1:9: .*services up"):
         ensure_topics(NOBODY, [Topic(name="t")])
 
 
