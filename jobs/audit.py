@@ -28,13 +28,13 @@ from jobs.topic_reader import read_topic
 from schemas.model import ModelSpec
 from schemas.row import Pane
 from schemas.view import FeatureView
+from streams.agents.feature_topic import decode_feature_rows
 from streams.decoding import decode
 from streams.sinks.offline import read_features
 from streams.sinks.online import KEEP_TTLS, OnlineReader, OnlineValue, Status
 from streams.sinks.rows import ORDER_COLUMNS
 from streams.windowing.event_time import read_event_times
 from streams.windowing.plan import compile_view
-from streams.wire import decode_rows
 
 _KEYS_PER_READ = 5_000
 """Keys in one read of the online store, which answers nobody else meanwhile."""
@@ -96,16 +96,16 @@ def run_audit(
 
 
 def _feature_rows(brokers: str, view: FeatureView) -> pl.DataFrame:
-    tables = [
-        decode_rows(batch.values, view.row_schema)
-        .append_column("_partition", pa.repeat(pa.scalar(batch.partition, pa.int64()), len(batch)))
-        .append_column("_offset", pa.array(batch.offsets))
-        for batch in read_topic(brokers, view.topic)
-    ]
+    tables = []
+    for batch in read_topic(brokers, view.topic):
+        found = decode_feature_rows(batch, view)
+        rows, n_rows = found.rows, found.rows.num_rows
+        rows = rows.append_column("_partition", pa.repeat(pa.scalar(batch.partition, pa.int64()), n_rows))
+        tables.append(rows.append_column("_offset", pa.array(found.batch.offsets[:n_rows])))
     schema = pa.schema([*view.row_schema, pa.field("_partition", pa.int64()), pa.field("_offset", pa.int64())])
-    rows = pl.from_arrow(pa.concat_tables(tables) if tables else schema.empty_table())
-    assert isinstance(rows, pl.DataFrame)  # noqa: S101 - a table gives a frame
-    return rows
+    frame = pl.from_arrow(pa.concat_tables(tables) if tables else schema.empty_table())
+    assert isinstance(frame, pl.DataFrame)  # noqa: S101 - a table gives a frame
+    return frame
 
 
 def _check_source(brokers: str, view: FeatureView, rows: pl.DataFrame) -> list[Check]:

@@ -34,6 +34,7 @@ def read_topic(brokers: str, topic: str, *, start_offsets: Mapping[int, int] | N
         "group.id": "headrace-read",
         "enable.auto.commit": False,
         "isolation.level": "read_committed",
+        "auto.offset.reset": "earliest",  # a start that retention has taken is read from what is left
         "enable.partition.eof": True,
         "log_level": _SILENT,
         "fetch.wait.max.ms": 20,  # it is known where the end is: an empty partition need not be waited for

@@ -23,7 +23,15 @@ _LARGE_RECORDS = {"max.message.bytes": str(MAX_RECORD_BYTES)}
 # Features are a function of the log, and events of a replay carry timestamps of years ago: a broker that deletes by the
 # default of some days would delete them at once. Whoever wants less alters the topic.
 _KEPT_FOR_GOOD = {"retention.ms": "-1"}
-_COMPACTED = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.1"}
+# Compaction leaves the segment that is written to alone: small ones keep a topic of state near what it has to hold.
+_COMPACTED = {
+    "cleanup.policy": "compact",
+    "min.cleanable.dirty.ratio": "0.1",
+    "min.compaction.lag.ms": "60000",
+    "delete.retention.ms": "60000",
+    "segment.bytes": str(16 * 2**20),
+    "segment.ms": "600000",
+}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,8 +3,9 @@
 Pure but for the engines' state: no I/O and no clock. The features agent, replay and backfill drive it.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from schemas.view import FeatureView
 from streams.batch import RawBatch
 from streams.decoding import arrival_times_us, decode
 from streams.windowing.engine import WindowEngine
-from streams.windowing.result import StepCounts
+from streams.windowing.result import StepCounts, StepResult, WatermarkMarker
 
 _OF_ONE_VIEW = frozenset({Reason.MISSING_KEY, Reason.DUPLICATE, Reason.LATE, Reason.OVERFLOW})
 
@@ -45,18 +46,33 @@ class Processed:
 class ViewStart:
     """Where one view goes on after a restart.
 
-    Rows from ``next_offset`` up to ``emit_from`` were already committed downstream: they are run through the engine
-    again (it is deterministic) and what comes of them is dropped.
+    Rows before ``emit_from`` that the state does not hold were already committed downstream: they are run through the
+    engine again (it is deterministic) and what comes of them is dropped.
 
     Attributes:
-        state: Snapshot of the engine, None for an empty one.
-        next_offset: First source offset that is not in ``state``.
+        parts: State of the engine, as ``WindowEngine.restore_parts`` takes it; none of an empty one.
         emit_from: First source offset whose rows go out.
+        markers: Steps of the watermark after that state, in order, and maybe some before; what they fired has gone out.
     """
 
-    state: bytes | None = None
-    next_offset: int = 0
+    parts: Sequence[bytes] = ()
     emit_from: int = 0
+    markers: Sequence[WatermarkMarker] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class IdleStep:
+    """What the watermark of one view fired as it moved on without a row.
+
+    Attributes:
+        rows: Feature rows, ``view.row_schema``.
+        marker: What must be recorded with them.
+        counts: What became of them.
+    """
+
+    rows: pa.Table
+    marker: WatermarkMarker
+    counts: StepCounts
 
 
 class PartitionPipeline:
@@ -85,18 +101,19 @@ class PartitionPipeline:
         self._reject_from = reject_from
         self._views = {view.name: view for view in views}
         self._starts = {view.name: (starts or {}).get(view.name, ViewStart()) for view in views}
-        self._engines = {view.name: self._engine(view) for view in views}
+        self.engines = {
+            view.name: WindowEngine.restore_parts(view, self._starts[view.name].parts, source_partition=partition)
+            for view in views
+        }
+        self._next_offsets = {name: _after(engine.last_offset) for name, engine in self.engines.items()}
+        self._markers = {name: deque(start.markers) for name, start in self._starts.items()}
+        for name in self.engines:
+            self._replay_markers(name)
 
     @property
     def resume_offset(self) -> int:
         """Source offset that the pipeline must be fed from: the earliest that one of its views still needs."""
-        return min(start.next_offset for start in self._starts.values())
-
-    def _engine(self, view: FeatureView) -> WindowEngine:
-        state = self._starts[view.name].state
-        if state is None:
-            return WindowEngine(view, source_partition=self.partition)
-        return WindowEngine.restore(view, state, source_partition=self.partition)
+        return min(self._next_offsets.values())
 
     def process(self, batch: RawBatch, *, processing_time_us: int, computed_time_us: int, epoch: int) -> Processed:
         """Run one raw batch through; batches come in offset order without gaps in time."""
@@ -106,10 +123,10 @@ class PartitionPipeline:
         undecoded = decoded.rejected.append_column("view", pa.nulls(decoded.rejected.num_rows, pa.string()))
         rejected = [_from_offset(undecoded, "_offset", self._reject_from)]
         seen: set[tuple[int, str]] = set()
-        for name, engine in self._engines.items():
+        for name in self.engines:
             start = self._starts[name]
-            fresh = _from_offset(decoded.rows, "_offset", start.next_offset)
-            result = engine.step(fresh, processing_time_us=processing_time_us)
+            fresh = _from_offset(decoded.rows, "_offset", self._next_offsets[name])
+            result = self._step(name, fresh, processing_time_us=processing_time_us)
             made = _from_offset(result.rows, "source_offset", start.emit_from)
             made = _with_arrival(made, batch, arrived_us)
             rows[name] = self._with_context(made, self._views[name], computed_time_us=computed_time_us, epoch=epoch)
@@ -119,9 +136,51 @@ class PartitionPipeline:
         dead_letters = pa.concat_tables(rejected).sort_by("_offset")
         return Processed(rows=rows, dead_letters=dead_letters, counts=counts, watermarks_us=watermarks)
 
-    def snapshots(self) -> dict[str, bytes]:
-        """State of each engine, by view name."""
-        return {name: engine.snapshot() for name, engine in self._engines.items()}
+    def poll_idle(
+        self, *, processing_time_us: int, computed_time_us: int, epoch: Callable[[], int], is_caught_up: bool
+    ) -> dict[str, IdleStep]:
+        """Let the watermark of an idle partition move on with the clock, where the source says so.
+
+        Args:
+            processing_time_us: Now.
+            computed_time_us: Goes into the rows.
+            epoch: Begins the epoch that the rows go into, and gives its number; called where there are any.
+            is_caught_up: Whether all that is on the topic has been processed: a backlog is never idleness.
+
+        Returns:
+            By view name, the steps that were taken.
+        """
+        steps = {}
+        for name, engine in self.engines.items():
+            result = engine.poll_idle(processing_time_us=processing_time_us, is_caught_up=is_caught_up)
+            if result is not None and result.marker is not None:
+                rows = self._with_context(
+                    result.rows, self._views[name], computed_time_us=computed_time_us, epoch=epoch()
+                )
+                steps[name] = IdleStep(rows=rows, marker=result.marker, counts=result.counts)
+        return steps
+
+    def _step(self, view: str, rows: pa.Table, *, processing_time_us: int) -> StepResult:
+        """Run rows through an engine; on the way, take the recorded steps of the watermark where they were taken."""
+        engine, markers = self.engines[view], self._markers[view]
+        results = []
+        while markers:
+            after_offset = markers[0].after_offset
+            is_before = pc.less_equal(rows.column("_offset"), after_offset)
+            if not pc.any(is_before).as_py():
+                break
+            results.append(engine.step(rows.filter(is_before), processing_time_us=processing_time_us))
+            rows = rows.filter(pc.invert(is_before))
+            self._replay_markers(view)
+        results.append(engine.step(rows, processing_time_us=processing_time_us))
+        return results[0] if len(results) == 1 else _joined(results)
+
+    def _replay_markers(self, view: str) -> None:
+        engine, markers = self.engines[view], self._markers[view]
+        while markers and _after(markers[0].after_offset) <= _after(engine.last_offset):
+            marker = markers.popleft()
+            if marker.after_offset == engine.last_offset:
+                engine.advance(marker)
 
     def _of_view(self, dead_letters: pa.Table, view: str, seen: set[tuple[int, str]]) -> pa.Table:
         """Name the view where the reason is its own; keep one of each reason that holds for all views of the source."""
@@ -152,6 +211,21 @@ class PartitionPipeline:
         for field in CONTEXT_COLUMNS:
             rows = rows.append_column(field, pa.repeat(pa.scalar(values[field.name], field.type), rows.num_rows))
         return rows
+
+
+def _after(offset: int | None) -> int:
+    return 0 if offset is None else offset + 1
+
+
+def _joined(results: Sequence[StepResult]) -> StepResult:
+    return StepResult(
+        rows=pa.concat_tables([result.rows for result in results]),
+        dead_letters=pa.concat_tables([result.dead_letters for result in results]),
+        watermark_us=results[-1].watermark_us,
+        counts=StepCounts(
+            **{f.name: sum(getattr(result.counts, f.name) for result in results) for f in fields(StepCounts)}
+        ),
+    )
 
 
 def _with_arrival(rows: pa.Table, batch: RawBatch, arrived_us: NDArray[np.int64]) -> pa.Table:

@@ -45,6 +45,8 @@ def decode_rows(values: Sequence[bytes | None], schema: pa.Schema) -> pa.Table:
         if value is None or not value.startswith(b"{") or not value.endswith(b"}"):
             msg = f"{(value or b'nothing')[:100]!r} is no feature row, expected one JSON object"
             raise DecodeError(msg)
+    if not values:
+        return schema.empty_table()
     payload = b"\n".join(value for value in values if value is not None)
     try:
         rows = pyarrow.json.read_json(

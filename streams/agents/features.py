@@ -5,7 +5,7 @@ import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -15,19 +15,37 @@ from schemas.errors import ConfigError, WindowingError
 from schemas.row import Pane
 from schemas.source import EventSource
 from schemas.view import FeatureView
-from streams.agents.worker import consume, consumer_config, create_app
+from streams.agents.worker import consume, consumer_config, create_app, fail
 from streams.batch import RawBatch
 from streams.lineage.openlineage import LineageEmitter
 from streams.observability.metrics import Metrics
 from streams.pipeline import PartitionPipeline, Processed, ViewStart
-from streams.state.changelog import Snapshot, read_snapshot, write_snapshot
-from streams.transport.consumer import ConsumerOptions, Partition
+from streams.state.changelog import Changelog, ViewState, read_states
 from streams.transport.epoch import Epoch
+from streams.transport.options import CommittedOffset, ConsumerOptions, Partition
 from streams.wire import encode_keys, encode_rows
 
 logger = logging.getLogger(__name__)
 
-_SNAPSHOT_INTERVAL_S = 10.0
+_STATE_INTERVAL_S = 2.0
+_IDLE_POLL_S = 1.0
+
+
+@dataclass(kw_only=True)
+class _Progress:
+    """How far a partition has come.
+
+    Attributes:
+        next_offset: Source offset that is processed next.
+        rejected_to: Source offset up to which rows that are bad for every view are on the dead-letter topic.
+        changelogs: What is recorded of each view, by its name.
+        state_written_s: When changes of state were last written, by the monotonic clock.
+    """
+
+    next_offset: int
+    rejected_to: int
+    changelogs: dict[str, Changelog]
+    state_written_s: float = -math.inf
 
 
 class FeaturesWorker:
@@ -66,33 +84,38 @@ class FeaturesWorker:
         self._metrics = metrics
         self._lineage = lineage
         self._pipelines: dict[Partition, PartitionPipeline] = {}
-        self._next_offset: dict[Partition, int] = {}
-        self._snapshot_at: dict[Partition, float] = {}
+        self._progress: dict[Partition, _Progress] = {}
+        self._unwritten: set[Partition] = set()
+        self._is_released = False
         group = f"{application}.features"
-        options = ConsumerOptions(
+        self._options = ConsumerOptions(
             kafka=consumer_config(group, brokers=brokers),
             commit=self._commit,
             prepare=self._begin,
             start_offsets=self._restore,
+            release=self._release,
+            abandon=self._abandon,
         )
         self.app = create_app(
             "features",
             brokers=brokers,
-            options=options,
+            options=self._options,
             metrics=metrics,
             commit_interval_s=commit_interval_s,
             group=group,
             views={topic: [view.name for view in views] for topic, views in self._views.items()},
         )
-        self._lock = options.lock
+        self._lock = self._options.lock
         self._epoch = Epoch(
             self._kafka,
             transactional_id=f"headrace.{group}.{worker_id}",
             group_metadata=lambda: self.app.consumer.poller.group_metadata,
-            before_commit=self._write_snapshots,
+            before_commit=self._write_state,
         )
         for topic in self._sources:
-            consume(self.app, topic, self._handle, lock=options.lock)
+            consume(self.app, topic, self._handle, lock=self._lock)
+        if any(source.idle_timeout_us is not None for source in self._sources.values()):
+            self.app.timer(interval=_IDLE_POLL_S)(self._poll_idle)
 
     async def _handle(self, event: Any) -> None:
         await self._process(event.value)
@@ -100,21 +123,16 @@ class FeaturesWorker:
 
     async def _process(self, batch: RawBatch) -> None:
         tp = (batch.topic, batch.partition)
+        self._unwritten.add(tp)
         started = time.perf_counter()
         now_us = time.time_ns() // 1_000
         processed = self._pipelines[tp].process(
             batch, processing_time_us=now_us, computed_time_us=now_us, epoch=self._epoch.begin()
         )
         for view in self._views[batch.topic]:
-            rows = processed.rows[view.name]
-            await self._epoch.write_rows(
-                view.topic,
-                partition=batch.partition,
-                keys=encode_keys(rows.column(view.entity.key)),
-                values=encode_rows(rows),
-            )
+            await self._write_rows(view, processed.rows[view.name], partition=batch.partition)
         await self._write_dead_letters(batch, processed.dead_letters)
-        self._next_offset[tp] = batch.next_offset
+        self._progress[tp].next_offset = batch.next_offset
         for view in self._views[batch.topic]:
             self._lineage.batch_done(
                 "features",
@@ -127,6 +145,46 @@ class FeaturesWorker:
                 started_us=now_us,
             )
         self._measure(batch, processed, computed_us=now_us, seconds=time.perf_counter() - started)
+
+    async def _write_rows(self, view: FeatureView, rows: pa.Table, *, partition: int) -> None:
+        await self._epoch.write_rows(
+            view.topic, partition=partition, keys=encode_keys(rows.column(view.entity.key)), values=encode_rows(rows)
+        )
+
+    async def _poll_idle(self) -> None:
+        """Let the watermarks of idle partitions move on with the clock, each step and its rows in an epoch."""
+        async with self._lock:
+            if self._is_released or self._options.has_failed:
+                return
+            try:
+                for tp in list(self._pipelines):
+                    await self._poll_idle_partition(tp)
+                if self._unwritten:
+                    await self._commit({tp: self._progress[tp].next_offset for tp in self._unwritten})
+            except Exception as exc:
+                logger.exception("a step of an idle partition failed")
+                await fail(self.app, exc)
+                raise
+
+    async def _poll_idle_partition(self, tp: Partition) -> None:
+        topic, partition = tp
+        now_us = time.time_ns() // 1_000
+        steps = self._pipelines[tp].poll_idle(
+            processing_time_us=now_us,
+            computed_time_us=now_us,
+            epoch=self._epoch.begin,
+            is_caught_up=self.app.consumer.is_caught_up(tp),
+        )
+        for view in self._views[topic]:
+            if (step := steps.get(view.name)) is None:
+                continue
+            self._unwritten.add(tp)
+            await self._progress[tp].changelogs[view.name].write_marker(step.marker)
+            await self._write_rows(view, step.rows, partition=partition)
+            self._metrics.rows_counted("features", view.name, asdict(step.counts))
+            self._metrics.watermark(
+                view.name, partition=partition, watermark_us=step.marker.watermark_us, computed_time_us=now_us
+            )
 
     async def _write_dead_letters(self, batch: RawBatch, dead_letters: pa.Table) -> None:
         positions = {int(offset): position for position, offset in enumerate(batch.offsets)}
@@ -143,54 +201,69 @@ class FeaturesWorker:
 
     async def _commit(self, offsets: Mapping[Partition, int]) -> None:
         started = time.perf_counter()
-        await self._epoch.commit(offsets)
+        rejected_to = {tp: max(self._progress[tp].rejected_to, offset) for tp, offset in offsets.items()}
+        await self._epoch.commit(offsets, metadata={tp: str(offset) for tp, offset in rejected_to.items()})
+        self._unwritten -= offsets.keys()
         self._metrics.epoch_committed("features", seconds=time.perf_counter() - started)
 
-    async def _write_snapshots(self, offsets: Mapping[Partition, int]) -> None:
+    async def _write_state(self, offsets: Mapping[Partition, int]) -> None:
         now = time.monotonic()
         for tp, offset in offsets.items():
-            if self._next_offset.get(tp) != offset:
-                msg = f"{tp} is to be committed at {offset}, but its state is at {self._next_offset.get(tp)}"
+            progress = self._progress[tp]
+            if progress.next_offset != offset:
+                msg = f"{tp} is to be committed at {offset}, but its state is at {progress.next_offset}"
                 raise WindowingError(msg)
-            if now - self._snapshot_at.get(tp, -math.inf) < _SNAPSHOT_INTERVAL_S:
-                continue
-            for view, state in self._pipelines[tp].snapshots().items():
-                snapshot = Snapshot(state=state, next_offset=offset)
-                await write_snapshot(self._epoch, view, partition=tp[1], snapshot=snapshot)
-            self._snapshot_at[tp] = now
+            if now - progress.state_written_s >= _STATE_INTERVAL_S:
+                for view, changelog in progress.changelogs.items():
+                    await changelog.write_state(self._pipelines[tp].engines[view])
+                progress.state_written_s = now
+            for changelog in progress.changelogs.values():
+                await changelog.write_position(offset)
+
+    async def _release(self, _: set[Partition], __: bool) -> bool:
+        async with self._lock:
+            self._is_released = True
+        return True
+
+    async def _abandon(self) -> None:
+        await self._epoch.abort()
 
     async def _begin(self) -> None:
         async with self._lock:
             await self._epoch.start()
-            self._pipelines, self._next_offset, self._snapshot_at = {}, {}, {}
+            self._pipelines, self._progress, self._unwritten = {}, {}, set()
+            self._is_released = False
 
-    async def _restore(self, committed: Mapping[Partition, int | None]) -> dict[Partition, int]:
-        starts = await asyncio.gather(
-            *(self._restore_partition(tp, committed=offset) for tp, offset in committed.items())
-        )
-        return dict(zip(committed, starts, strict=True))
+    async def _restore(self, committed: Mapping[Partition, CommittedOffset]) -> dict[Partition, int]:
+        wanted = [(view, partition) for topic, partition in committed for view in self._views[topic]]
+        states = await asyncio.to_thread(read_states, self._kafka, wanted)
+        starts = {}
+        for tp, found in committed.items():
+            pipeline = await asyncio.to_thread(self._restore_partition, tp, found, states)
+            self._pipelines[tp] = pipeline
+            starts[tp] = pipeline.resume_offset
+        return starts
 
-    async def _restore_partition(self, tp: Partition, *, committed: int | None) -> int:
+    def _restore_partition(
+        self, tp: Partition, committed: CommittedOffset, states: Mapping[tuple[str, int], ViewState]
+    ) -> PartitionPipeline:
         topic, partition = tp
-        views = self._views[topic]
-        snapshots = [
-            await asyncio.to_thread(read_snapshot, self._kafka, view.name, partition=partition) for view in views
-        ]
-        view_starts = {
-            view.name: ViewStart(
-                state=snapshot.state if snapshot else None,
-                next_offset=snapshot.next_offset if snapshot else 0,
-                # Each partition's first epoch holds a snapshot: a view without one is new and emits from its start.
-                emit_from=(committed or 0) if snapshot else 0,
-            )
-            for view, snapshot in zip(views, snapshots, strict=True)
-        }
+        starts, changelogs = {}, {}
+        for view in self._views[topic]:
+            state = states.get((view.name, partition), ViewState())
+            starts[view.name] = ViewStart(parts=state.parts, emit_from=state.emitted_to, markers=state.markers)
+            changelogs[view.name] = Changelog(self._epoch, view, partition=partition, state=state)
+        emitted_to = {name: start.emit_from for name, start in starts.items()}
+        # Metadata of another writer is no number; what was emitted is then the least that was rejected too.
+        rejected_to = max([int(committed.metadata) if committed.metadata.isdigit() else 0, *emitted_to.values()])
         pipeline = PartitionPipeline(
-            self._sources[topic], views, partition=partition, starts=view_starts, reject_from=committed or 0
+            self._sources[topic], self._views[topic], partition=partition, starts=starts, reject_from=rejected_to
         )
-        self._pipelines[tp] = pipeline
-        logger.info("%s-%d: from offset %d, emitting from %s", topic, partition, pipeline.resume_offset, committed)
-        return pipeline.resume_offset
+        self._progress[tp] = _Progress(
+            next_offset=pipeline.resume_offset, rejected_to=rejected_to, changelogs=changelogs
+        )
+        logger.info("%s-%d: from offset %d, rows go out from %s", topic, partition, pipeline.resume_offset, emitted_to)
+        return pipeline
 
     def _measure(self, batch: RawBatch, processed: Processed, *, computed_us: int, seconds: float) -> None:
         self._metrics.batch_processed("features", rows=len(batch), seconds=seconds)

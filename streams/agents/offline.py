@@ -17,12 +17,12 @@ import pyarrow as pa
 
 from schemas.errors import SinkConflictError, SinkUnavailableError
 from schemas.view import FeatureView
-from streams.agents.online import decode_feature_rows
+from streams.agents.feature_topic import decode_feature_rows
 from streams.agents.worker import consume, consumer_config, create_app, fail
 from streams.lineage.openlineage import LineageEmitter
 from streams.observability.metrics import Metrics
 from streams.sinks.offline import CommitResult, OfflineWriter
-from streams.transport.consumer import ConsumerOptions, Partition
+from streams.transport.options import ConsumerOptions, Partition
 
 logger = logging.getLogger(__name__)
 
@@ -103,13 +103,14 @@ class OfflineWorker:
     async def _gather(self, event: Any) -> None:
         if self._released.is_set():
             return  # what was gathered before it may not have been stored: it comes again
-        batch = event.value
-        rows = decode_feature_rows(batch, self._views[batch.topic])
+        batch, view = event.value, self._views[event.value.topic]
+        found = decode_feature_rows(batch, view)
+        self._metrics.rows_of_other_definitions("offline", view.name, found.of_other_definitions)
         gathered = self._gathered.setdefault((batch.topic, batch.partition), _Gathered(since_s=time.monotonic()))
         gathered.events.append(event)
-        gathered.rows.append(rows)
-        gathered.offsets.append(batch.offsets)
-        gathered.n_rows += rows.num_rows
+        gathered.rows.append(found.rows)
+        gathered.offsets.append(found.batch.offsets[: found.rows.num_rows])
+        gathered.n_rows += found.rows.num_rows
         if gathered.n_rows >= self._flush_rows:
             await self._flush({(batch.topic, batch.partition)})
 
@@ -154,7 +155,7 @@ class OfflineWorker:
                 view=view,
                 topic=tp[0],
                 partition=tp[1],
-                offsets=(int(gathered.offsets[0][0]), int(gathered.offsets[-1][-1]) + 1),
+                offsets=(int(gathered.events[0].value.offsets[0]), gathered.events[-1].value.next_offset),
                 rows=gathered.n_rows,
                 output_rows=result.rows,
                 started_us=started_us,

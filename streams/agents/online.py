@@ -13,15 +13,15 @@ from typing import Any
 
 import pyarrow as pa
 
-from schemas.errors import DecodeError, SinkUnavailableError
+from schemas.errors import SinkUnavailableError
 from schemas.view import FeatureView
+from streams.agents.feature_topic import decode_feature_rows
 from streams.agents.worker import consume, consumer_config, create_app
 from streams.batch import RawBatch
 from streams.lineage.openlineage import LineageEmitter
 from streams.observability.metrics import Metrics
 from streams.sinks.online import OnlineWriter, WriteResult
-from streams.transport.consumer import ConsumerOptions
-from streams.wire import decode_rows
+from streams.transport.options import ConsumerOptions
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +75,9 @@ class OnlineWorker:
 
     async def _store(self, batch: RawBatch) -> None:
         view = self._views[batch.topic]
-        rows = decode_feature_rows(batch, view)
+        found = decode_feature_rows(batch, view)
+        self._metrics.rows_of_other_definitions("online", view.name, found.of_other_definitions)
+        rows = found.rows
         started_us = time.time_ns() // 1_000
         result = await self._write(rows, view)
         stored_us = time.time_ns() // 1_000
@@ -87,7 +89,7 @@ class OnlineWorker:
             topic=batch.topic,
             partition=batch.partition,
             offsets=(int(batch.offsets[0]), batch.next_offset),
-            rows=rows.num_rows,
+            rows=len(batch),
             output_rows=result.written,
             started_us=started_us,
         )
@@ -102,16 +104,3 @@ class OnlineWorker:
                 self._metrics.store_retried("online", store="redis")
                 logger.warning("online store unavailable, rows wait in Kafka, next try in %.1f s: %s", wait_s, exc)
                 await asyncio.sleep(wait_s)
-
-
-def decode_feature_rows(batch: RawBatch, view: FeatureView) -> pa.Table:
-    """Decode a batch of a view's topic.
-
-    Raises:
-        DecodeError: A record is no feature row; only Headrace writes to these topics, so the worker must stop.
-    """
-    try:
-        return decode_rows(batch.values, view.row_schema)
-    except DecodeError as exc:
-        msg = f"{batch.topic}-{batch.partition} from offset {int(batch.offsets[0])}: {exc}"
-        raise DecodeError(msg) from exc

@@ -10,6 +10,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -21,15 +22,15 @@ from schemas.model import ModelSpec, ServedVersion
 from schemas.score import LATENCY_STAGES, Arm, ServedBy
 from schemas.view import FeatureView
 from streams.agents.dead_letter import dead_letter_headers
-from streams.agents.online import decode_feature_rows
+from streams.agents.feature_topic import decode_feature_rows
 from streams.agents.worker import consume, consumer_config, create_app, fail
 from streams.batch import RawBatch
 from streams.inference.batcher import MicroBatch, MicroBatcher
 from streams.inference.scorer import Scored, Scorer, encode_scores, with_total_latency
 from streams.lineage.openlineage import LineageEmitter
 from streams.observability.metrics import Metrics
-from streams.transport.consumer import ConsumerOptions, Partition
 from streams.transport.epoch import Epoch
+from streams.transport.options import ConsumerOptions, Partition
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +45,14 @@ _UNAVAILABLE: Final = (InferenceUnavailableError, InferenceTimeoutError, SinkUna
 
 class _ReleasedError(Exception):
     """The partitions of a batch go, and the service that it needs does not answer."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Chunk:
+    """Rows that came together, and the event to acknowledge when all of them are scored."""
+
+    event: Any
+    batch: RawBatch
 
 
 class ScoringWorker:
@@ -99,6 +108,7 @@ class ScoringWorker:
             commit=self._commit,
             prepare=self._begin,
             release=self._release,
+            abandon=self._abandon,
         )
         self.app = create_app(
             "scoring",
@@ -128,6 +138,9 @@ class ScoringWorker:
             self._is_cut = False
             self._released.clear()
 
+    async def _abandon(self) -> None:
+        await self._epoch.abort()
+
     async def _release(self, _: set[Partition], lost: bool) -> bool:
         # From here on a batch that waits for a service gives up: who has its partition next scores it.
         self._released.set()
@@ -140,8 +153,10 @@ class ScoringWorker:
     async def _handle(self, event: Any) -> None:
         if self._released.is_set():
             return
-        rows = decode_feature_rows(event.value, self._view)
-        batches = self._batcher.add(rows, chunk=event, now_us=time.monotonic_ns() // 1_000)
+        found = decode_feature_rows(event.value, self._view)
+        self._metrics.rows_of_other_definitions("scoring", self._view.name, found.of_other_definitions)
+        chunk = _Chunk(event=event, batch=found.batch)
+        batches = self._batcher.add(found.rows, chunk=chunk, now_us=time.monotonic_ns() // 1_000)
         # A commit must never cut through a chunk: what a full batch has left of it goes at once.
         if batches and (rest := self._batcher.take()) is not None:
             batches.append(rest)
@@ -168,7 +183,7 @@ class ScoringWorker:
             await fail(self.app, exc)
             raise
 
-    async def _score_unless_released(self, batches: Sequence[MicroBatch[Any]]) -> None:
+    async def _score_unless_released(self, batches: Sequence[MicroBatch[_Chunk]]) -> None:
         """Score batches and write all of them, or none, where their partitions go before they are scored."""
         if self._is_cut:
             return
@@ -184,13 +199,13 @@ class ScoringWorker:
                 await self._write(batch, scored)
         self._tell_lineage(batches, made, started_us=started_us)
 
-    async def _score(self, batch: MicroBatch[Any]) -> Scored:
+    async def _score(self, batch: MicroBatch[_Chunk]) -> Scored:
         started = time.perf_counter()
         scored = await self._until_available(lambda: self._scorer.score(batch.rows, now_us=time.time_ns() // 1_000))
         self._metrics.batch_processed("scoring", rows=batch.rows.num_rows, seconds=time.perf_counter() - started)
         return scored
 
-    async def _write(self, batch: MicroBatch[Any], scored: Scored) -> None:
+    async def _write(self, batch: MicroBatch[_Chunk], scored: Scored) -> None:
         broker_time = batch.rows["broker_time"].take(pa.array(scored.scored_rows))
         scores = with_total_latency(scored.scores, broker_time=broker_time, now_us=time.time_ns() // 1_000)
         await self._epoch.write_rows(
@@ -200,17 +215,17 @@ class ScoringWorker:
             values=encode_scores(scores),
         )
         await self._write_dead_letters(batch, scored.dead_letters)
-        for event in batch.completed:
-            event.ack()
+        for chunk in batch.completed:
+            chunk.event.ack()
         self._uncommitted.append(broker_time)
         self._measure(scores, scored)
 
-    async def _write_dead_letters(self, batch: MicroBatch[Any], dead_letters: pa.Table) -> None:
+    async def _write_dead_letters(self, batch: MicroBatch[_Chunk], dead_letters: pa.Table) -> None:
         starts = [span.start for span in batch.spans]
         for letter in dead_letters.to_pylist():
             row = letter["_row"]
             span = batch.spans[int(np.searchsorted(starts, row, side="right")) - 1]
-            raw: RawBatch = span.chunk.value
+            raw = span.chunk.batch
             position = row - span.start + span.start_in_chunk
             await self._epoch.write(
                 self._model.dead_letter_topic,
@@ -226,20 +241,20 @@ class ScoringWorker:
                 ),
             )
 
-    def _tell_lineage(self, batches: Sequence[MicroBatch[Any]], made: Sequence[Scored], *, started_us: int) -> None:
+    def _tell_lineage(self, batches: Sequence[MicroBatch[_Chunk]], made: Sequence[Scored], *, started_us: int) -> None:
         scores: Counter[int] = Counter()
         for batch, scored in zip(batches, made, strict=True):
             for span in batch.spans:
                 first, last = np.searchsorted(scored.scored_rows, [span.start, span.start + span.n_rows])
                 scores[id(span.chunk)] += int(last - first)
-            for event in batch.completed:
+            for chunk in batch.completed:
                 self._lineage.scores_done(
                     self._model,
                     view=self._view,
-                    partition=event.value.partition,
-                    offsets=(int(event.value.offsets[0]), event.value.next_offset),
-                    rows=len(event.value),
-                    scores=scores[id(event)],
+                    partition=chunk.batch.partition,
+                    offsets=(int(chunk.batch.offsets[0]), chunk.batch.next_offset),
+                    rows=len(chunk.batch),
+                    scores=scores[id(chunk)],
                     started_us=started_us,
                     model_version=self._served.version,
                 )
@@ -315,5 +330,5 @@ class ScoringWorker:
             self._metrics.dead_letters(self._view.topic, scored.dead_letters["reason"])
 
     @staticmethod
-    def _new_batcher() -> MicroBatcher[Any]:
+    def _new_batcher() -> MicroBatcher[_Chunk]:
         return MicroBatcher(max_rows=MAX_BATCH_ROWS, max_bytes=_MAX_BATCH_BYTES, max_wait_us=_MAX_WAIT_US)

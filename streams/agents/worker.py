@@ -12,7 +12,8 @@ import faust
 
 from streams.batch import RawBatch
 from streams.observability.metrics import Metrics
-from streams.transport.consumer import ColumnarSchema, ConsumerOptions
+from streams.transport.consumer import ColumnarSchema
+from streams.transport.options import ConsumerOptions
 
 logger = logging.getLogger(__name__)
 
@@ -68,6 +69,7 @@ def create_app(
         debug=False,
     )
     app.headrace = options
+    options.lost = lambda tp, offsets: metrics.offsets_lost(role, topic=tp[0], partition=tp[1], offsets=offsets)
 
     async def drain(*_: Any, **__: Any) -> None:
         await app.consumer.drain()
@@ -98,7 +100,7 @@ def consumer_config(group: str, *, brokers: str) -> dict[str, Any]:
         "client.id": f"headrace-{group}",
         "enable.auto.commit": False,
         "enable.auto.offset.store": False,
-        "auto.offset.reset": "earliest",
+        "auto.offset.reset": "error",
         "isolation.level": "read_committed",
         "enable.partition.eof": True,
         "partition.assignment.strategy": "range",

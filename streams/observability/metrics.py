@@ -97,6 +97,11 @@ class Metrics:
             "Records between a role's position and the end of a partition.",
             labels=("role", "topic", "partition"),
         )
+        self._offsets_lost = self._counter(
+            "headrace_offsets_lost_total",
+            "Offsets that were gone from a topic (retention) before a role could read them.",
+            labels=("role", "topic", "partition"),
+        )
         self._freshness = self._histogram(
             "headrace_freshness_seconds",
             "Event in the broker until its features were readable in the online store.",
@@ -159,6 +164,11 @@ class Metrics:
         for outcome, rows in counts.items():
             self._add(self._rows, rows, role, view, outcome, reason)
 
+    def rows_of_other_definitions(self, role: str, view: str, rows: int) -> None:
+        """Report rows on a view's topic that another version of it made: they are not for this worker."""
+        if rows:
+            self.rows_counted(role, view, {"ignored": rows}, reason="other_definition")
+
     def dead_letters(self, source: str, reasons: Mapping[str, int] | pa.ChunkedArray | pa.Array) -> None:
         """Report dead letters: counts by reason, or the column of their reasons."""
         if not isinstance(reasons, Mapping):
@@ -183,6 +193,10 @@ class Metrics:
     def consumer_lag(self, role: str, *, topic: str, partition: int, records: int) -> None:
         """Report how many records a role has yet to read from a partition."""
         self._set(self._consumer_lag, records, role, topic, str(partition))
+
+    def offsets_lost(self, role: str, *, topic: str, partition: int, offsets: int) -> None:
+        """Report offsets that a role could not read any more."""
+        self._add(self._offsets_lost, offsets, role, topic, str(partition))
 
     def forget_partition(self, role: str, *, topic: str, partition: int, views: Collection[str] = ()) -> None:
         """Take back the gauges of a partition that this worker has handed over, so that they do not stand still here.

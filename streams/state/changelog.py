@@ -1,36 +1,66 @@
-"""State snapshots on a Kafka topic, one per view, one partition per source partition.
+"""What a features worker knows of a view, on a Kafka topic per view with one partition per source partition.
 
-A snapshot is written inside the epoch that commits the offset it belongs to, cut into records that fit a message, so
-that readers of committed data see it whole or not at all. The topic is compacted: record keys are the chunk numbers.
+Four kinds of records, each keyed by the definition it belongs to, so that the topic can be compacted and two versions
+of a view never read each other's state:
+
+``changes``   what has changed in the engine's state since the changes before, by number (``WindowEngine.changes``);
+``bucket``    all of the state of one bucket of keys, as of some changes (``WindowEngine.bucket``);
+``marker``    a step of the watermark that no row made (an idle partition), at its place among the rows;
+``position``  the source offset up to which the view's rows have gone out. It ends what one epoch wrote: what no
+              position follows was never committed.
+
+They are written inside the epoch that commits the source offsets, so that state, rows and offsets never disagree.
+
+For every byte of changes a byte of buckets is written, one bucket after the other. Once all of them have been, changes
+older than the oldest bucket are taken back. So a compacted topic holds the state and at most about as much again, and
+no single write holds up the rows for long. (The scheme of incremental checkpoints with a bounded log: a log-structured
+store's changes over a base that is rewritten in the background.)
 """
 
+import json
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, IsolationLevel, KafkaError, KafkaException, Message
+from confluent_kafka import TopicPartition as KafkaPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from schemas.errors import StateVersionError
+from schemas.view import FeatureView
 from streams.ports import EpochWriter
+from streams.windowing.bucket import N_BUCKETS
+from streams.windowing.engine import WindowEngine
+from streams.windowing.result import WatermarkMarker
+from streams.windowing.snapshot import PartKind, read_header
 
 logger = logging.getLogger(__name__)
 
 _CHUNK_BYTES: Final = 900_000
 _READ_TIMEOUT_S: Final = 60.0
+_ASK_TIMEOUT_S: Final = 15.0
+_PROGRESS_S: Final = 2.0
+_MAX_ROWS: Final = 10_000
+_RETRY_S: Final = 0.1
+_NOT_YET: Final = (KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE)
+_KINDS: Final = "changes, bucket, marker or position"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Snapshot:
-    """State of one view's engine for one source partition.
+class ViewState:
+    """What the changelog holds of one view for one source partition.
 
     Attributes:
-        state: What ``WindowEngine.snapshot`` made.
-        next_offset: Source offset that the engine takes next.
+        emitted_to: Source offset up to which the view's rows have gone out.
+        parts: The newest of each bucket, and changes, as ``WindowEngine.restore_parts`` takes them.
+        markers: Steps of the watermark since the newest changes, and maybe some before, in order.
     """
 
-    state: bytes
-    next_offset: int
+    emitted_to: int = 0
+    parts: Sequence[bytes] = ()
+    markers: Sequence[WatermarkMarker] = ()
 
 
 def state_topic(view: str) -> str:
@@ -38,33 +68,123 @@ def state_topic(view: str) -> str:
     return f"state.{view}"
 
 
-async def write_snapshot(epoch: EpochWriter, view: str, *, partition: int, snapshot: Snapshot) -> None:
-    """Write a snapshot into the open epoch."""
-    chunks = [snapshot.state[at : at + _CHUNK_BYTES] for at in range(0, len(snapshot.state), _CHUNK_BYTES)] or [b""]
-    snapshot_number = epoch.begin()
-    for number, chunk in enumerate(chunks):
-        headers = [
-            ("snapshot", str(snapshot_number).encode()),
-            ("chunks", str(len(chunks)).encode()),
-            ("next_offset", str(snapshot.next_offset).encode()),
-        ]
-        await epoch.write(
-            state_topic(view), key=str(number).encode(), value=chunk, headers=headers, partition=partition
+class Changelog:
+    """Writes what becomes of one view in one source partition into the open epoch.
+
+    Args:
+        epoch: The epoch.
+        view: The view.
+        partition: The source partition.
+        state: What the changelog holds already.
+
+    Attributes:
+        emitted_to: Source offset up to which the view's rows have gone out.
+    """
+
+    def __init__(self, epoch: EpochWriter, view: FeatureView, *, partition: int, state: ViewState) -> None:
+        self.emitted_to = state.emitted_to
+        self._epoch = epoch
+        self._partition = partition
+        self._topic = state_topic(view.name)
+        self._prefix = _prefix(view)
+        self._markers = list(state.markers)
+        self._n_chunks: dict[int, int] = {}
+        self._buckets: dict[int, int] = {}
+        self._debt_bytes = 0
+        for part in state.parts:
+            header = read_header(part)
+            if header.bucket is None:
+                self._n_chunks[header.number] = len(_chunks(part))
+            else:
+                self._buckets[header.bucket] = header.number
+
+    async def write_state(self, engine: WindowEngine) -> None:
+        """Write what has changed, and as many bytes of buckets; take back what is not needed any more."""
+        changes = engine.changes()
+        number = read_header(changes).number
+        self._n_chunks[number] = await self._write_part(f"changes/{number}", changes)
+        self._debt_bytes += len(changes)
+        for _ in range(N_BUCKETS):
+            if self._debt_bytes <= 0:
+                break
+            oldest = min(range(N_BUCKETS), key=lambda bucket: self._buckets.get(bucket, 0))
+            bucket = engine.bucket(oldest)
+            await self._write_part(f"bucket/{oldest}", bucket)
+            self._debt_bytes -= len(bucket)
+            self._buckets[oldest] = number
+        await self._take_back()
+
+    async def _take_back(self) -> None:
+        for marker in self._markers:
+            await self._write(_marker_key(marker), None)
+        self._markers = []
+        oldest = min(self._buckets.values()) if len(self._buckets) == N_BUCKETS else 0
+        for number in [number for number in self._n_chunks if number <= oldest]:
+            for chunk in range(self._n_chunks.pop(number)):
+                await self._write(f"changes/{number}/{chunk}", None)
+
+    async def write_marker(self, marker: WatermarkMarker) -> None:
+        """Write a step of the watermark."""
+        self._markers.append(marker)
+        content = {"after_offset": marker.after_offset, "watermark_us": marker.watermark_us}
+        await self._write(_marker_key(marker), json.dumps(content).encode())
+
+    async def write_position(self, next_offset: int) -> None:
+        """Write how far the view's rows have gone out; the last thing that an epoch writes of a view.
+
+        Args:
+            next_offset: Source offset that is processed next. Rows go out again up to ``emitted_to``, never.
+        """
+        self.emitted_to = max(self.emitted_to, next_offset)
+        await self._write("position", str(self.emitted_to).encode())
+
+    async def _write_part(self, name: str, part: bytes) -> int:
+        chunks = _chunks(part)
+        headers = [("number", str(read_header(part).number).encode()), ("chunks", str(len(chunks)).encode())]
+        for number, chunk in enumerate(chunks):
+            await self._write(f"{name}/{number}", chunk, headers=headers)
+        return len(chunks)
+
+    async def _write(self, key: str, value: bytes | None, *, headers: list[tuple[str, bytes]] | None = None) -> None:
+        await self._epoch.write(
+            self._topic, key=f"{self._prefix}/{key}".encode(), value=value, headers=headers, partition=self._partition
         )
 
 
-def read_snapshot(kafka: Mapping[str, Any], view: str, *, partition: int) -> Snapshot | None:
-    """Read the newest committed snapshot; None when there is none. Blocks.
+def _chunks(part: bytes) -> list[bytes]:
+    return [part[at : at + _CHUNK_BYTES] for at in range(0, len(part), _CHUNK_BYTES)]
+
+
+def _prefix(view: FeatureView) -> str:
+    return f"{view.version}-{view.definition_hash[:16]}"
+
+
+def _marker_key(marker: WatermarkMarker) -> str:
+    return f"marker/{marker.after_offset}/{marker.watermark_us}"
+
+
+def read_states(
+    kafka: Mapping[str, Any], wanted: Sequence[tuple[FeatureView, int]]
+) -> dict[tuple[str, int], ViewState]:
+    """Read what was committed of views. Blocks.
+
+    What another worker has in an open transaction is waited for: it may yet be committed.
 
     Args:
         kafka: librdkafka configuration of the client (``bootstrap.servers`` and the like).
-        view: Name of the view.
-        partition: The source partition.
+        wanted: Views, each with a source partition.
+
+    Returns:
+        By view name and partition; a view of which nothing was committed is not in it.
 
     Raises:
-        StateVersionError: The topic holds only parts of its newest snapshot.
+        StateVersionError: A topic holds only some records of a part of a state, or something else.
         KafkaException: The broker cannot be read.
     """
+    records = {(state_topic(view.name), partition): _Records(view, partition) for view, partition in wanted}
+    if not records:
+        return {}
+    ends = _end_offsets(kafka, list(records))
     consumer = Consumer(
         {
             **kafka,
@@ -73,53 +193,160 @@ def read_snapshot(kafka: Mapping[str, Any], view: str, *, partition: int) -> Sna
             "isolation.level": "read_committed",
             "enable.partition.eof": True,
             "auto.offset.reset": "earliest",
+            "fetch.wait.max.ms": 20,
         }
     )
-    newest: dict[int, Message] = {}
-    newest_number = -1
     try:
-        found = consumer.list_topics(state_topic(view), timeout=_READ_TIMEOUT_S).topics[state_topic(view)]
-        if found.error is not None:
-            raise KafkaException(found.error)
-        consumer.assign([TopicPartition(state_topic(view), partition, OFFSET_BEGINNING)])
-        while True:
-            messages = consumer.consume(1, _READ_TIMEOUT_S)
-            messages += consumer.consume(1_000, 0) if messages else []
-            if not messages:
-                msg = f"no answer from {state_topic(view)}-{partition} within {_READ_TIMEOUT_S:.0f} s"
-                raise KafkaException(KafkaError(KafkaError._TIMED_OUT, msg))
-            for message in messages:
-                if (error := message.error()) is not None:
-                    if error.code() == KafkaError._PARTITION_EOF:
-                        return _assemble(newest, view, partition=partition)
-                    raise KafkaException(error)
-                number = int(_header(message, "snapshot"))
-                # The last on the topic is the newest, whatever the clock said that numbers it.
-                if number != newest_number:
-                    newest, newest_number = {}, number
-                newest[int(message.key() or b"0")] = message
+        consumer.assign([KafkaPartition(*tp, OFFSET_BEGINNING) for tp in records])
+        _read(consumer, records, ends)
     finally:
         consumer.close()
+    return {(found.view.name, found.partition): state for found in records.values() if (state := found.to_state())}
 
 
-def _assemble(chunks: dict[int, Message], view: str, *, partition: int) -> Snapshot | None:
-    if not chunks:
-        return None
-    first = next(iter(chunks.values()))
-    expected = int(_header(first, "chunks"))
-    if sorted(chunks) != list(range(expected)):
-        msg = (
-            f"state of view {view} partition {partition} has chunks {sorted(chunks)} of {expected}; its topic "
-            f"{state_topic(view)} was truncated: delete the topic to rebuild the state from the source"
+def _end_offsets(kafka: Mapping[str, Any], partitions: Sequence[tuple[str, int]]) -> dict[tuple[str, int], int]:
+    """End offsets with what is in open transactions, which a reader of committed data does not see."""
+    asked = {KafkaPartition(*tp): OffsetSpec.latest() for tp in partitions}  # type: ignore[no-untyped-call]  # its gap
+    admin = AdminClient(dict(kafka))  # held to the end: without it the answers never come
+    deadline = time.monotonic() + _ASK_TIMEOUT_S
+    while True:
+        answers = admin.list_offsets(
+            asked, isolation_level=IsolationLevel.READ_UNCOMMITTED, request_timeout=_ASK_TIMEOUT_S
         )
-        raise StateVersionError(msg)
-    state = b"".join(chunks[number].value() or b"" for number in range(expected))
-    return Snapshot(state=state, next_offset=int(_header(first, "next_offset")))
+        try:
+            return {
+                (tp.topic, tp.partition): answer.result(2 * _ASK_TIMEOUT_S).offset for tp, answer in answers.items()
+            }
+        except KafkaException as exc:
+            # A topic that has just been made, or moved, has a leader soon.
+            if exc.args[0].code() not in _NOT_YET or time.monotonic() > deadline:
+                raise
+            time.sleep(_RETRY_S)
+
+
+def _read(
+    consumer: Consumer, records: Mapping[tuple[str, int], "_Records"], ends: Mapping[tuple[str, int], int]
+) -> None:
+    unread = {tp for tp, end in ends.items() if end > 0}
+    n_bytes, told_at = 0, time.monotonic()
+    while unread:
+        messages = consumer.consume(1, _READ_TIMEOUT_S)
+        messages += consumer.consume(_MAX_ROWS, 0) if messages else []
+        if not messages:
+            msg = f"no answer from {sorted(unread)} within {_READ_TIMEOUT_S:.0f} s; a transaction may be open there"
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT, msg))
+        for message in messages:
+            tp = (message.topic() or "", message.partition() or 0)
+            if (error := message.error()) is None:
+                records[tp].add(message)
+                n_bytes += len(message.value() or b"")
+            elif error.code() != KafkaError._PARTITION_EOF:
+                raise KafkaException(error)
+            elif (message.offset() or 0) >= ends[tp]:
+                unread.discard(tp)
+        if time.monotonic() - told_at >= _PROGRESS_S:
+            told_at = time.monotonic()
+            logger.info(
+                "restoring: %.0f MB of state read, %d of %d partitions done",
+                n_bytes / 1e6,
+                len(ends) - len(unread),
+                len(ends),
+            )
+
+
+@dataclass
+class _Records:
+    """Records of one view in one partition, as they are read."""
+
+    view: FeatureView
+    partition: int
+    committed: "_Content | None" = None
+    pending: list[tuple[str, Message]] = field(default_factory=list)
+
+    def add(self, message: Message) -> None:
+        key = message.key()
+        if not isinstance(key, bytes) or b"/" not in key:
+            msg = f"{_place(message)} with key {key!r} is not state of a view; {_remedy(self.view)}"
+            raise StateVersionError(msg)
+        prefix, _, rest = key.decode().partition("/")
+        if prefix != _prefix(self.view):
+            return
+        self.pending.append((rest, message))
+        if rest == "position":
+            self.committed = self.committed or _Content()
+            for name, written in self.pending:
+                self.committed.add(name, written)
+            self.pending = []
+
+    def to_state(self) -> ViewState | None:
+        if self.committed is None:
+            return None
+        return ViewState(
+            emitted_to=self.committed.emitted_to,
+            parts=tuple(self.committed.parts(self.view, self.partition)),
+            markers=tuple(self.committed.markers.values()),
+        )
+
+
+@dataclass
+class _Content:
+    emitted_to: int = 0
+    chunks: dict[str, dict[int, Message]] = field(default_factory=dict)
+    markers: dict[str, WatermarkMarker] = field(default_factory=dict)
+
+    def add(self, name: str, message: Message) -> None:
+        kind, _, rest = name.partition("/")
+        value = message.value()
+        match kind:
+            case "position":
+                self.emitted_to = int(value or 0)
+            case "marker" if value is not None:
+                self.markers[rest] = WatermarkMarker(**json.loads(value))
+            case "marker":
+                self.markers.pop(rest, None)
+            case PartKind.CHANGES | PartKind.BUCKET:
+                part, _, chunk = name.rpartition("/")
+                self._add_chunk(part, int(chunk), message)
+            case _:
+                msg = f"{_place(message)} holds {kind!r}, expected {_KINDS}: a newer Headrace wrote it"
+                raise StateVersionError(msg)
+
+    def _add_chunk(self, part: str, chunk: int, message: Message) -> None:
+        if message.value() is None:
+            self.chunks.pop(part, None)
+            return
+        chunks = self.chunks.setdefault(part, {})
+        # A bucket that has shrunk leaves chunks of its former self behind.
+        if chunks and _header(next(iter(chunks.values())), "number") != _header(message, "number"):
+            chunks.clear()
+        chunks[chunk] = message
+
+    def parts(self, view: FeatureView, partition: int) -> Iterator[bytes]:
+        for name, chunks in self.chunks.items():
+            expected = int(_header(next(iter(chunks.values())), "chunks"))
+            if sorted(chunks) != list(range(expected)):
+                msg = (
+                    f"state of view {view.name} partition {partition} has chunks {sorted(chunks)} of {expected} of "
+                    f"{name}; its topic was truncated: {_remedy(view)}"
+                )
+                raise StateVersionError(msg)
+            yield b"".join(chunks[number].value() or b"" for number in range(expected))
+
+
+def _remedy(view: FeatureView) -> str:
+    return (
+        f"delete {state_topic(view.name)} to compute the view again from the start of {view.source.topic}, which sends "
+        "its rows again"
+    )
+
+
+def _place(message: Message) -> str:
+    return f"record at {message.topic()}-{message.partition()}@{message.offset()}"
 
 
 def _header(message: Message, name: str) -> bytes:
     value = dict(message.headers() or ()).get(name)
     if isinstance(value, bytes):
         return value
-    msg = f"record at {message.topic()}-{message.partition()}@{message.offset()} has no header {name!r}: not a snapshot"
+    msg = f"{_place(message)} has no header {name!r}: not a part of a state"
     raise StateVersionError(msg)

@@ -9,9 +9,9 @@ import asyncio
 import logging
 import time
 from collections import defaultdict, deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import confluent_kafka
@@ -22,10 +22,11 @@ from faust.transport.base import Transport as FaustTransport
 from faust.transport.consumer import Consumer as FaustConsumer
 from faust.types import TP, ConsumerMessage
 
+from schemas.errors import ServiceError
 from streams.batch import RawBatch
+from streams.transport.options import CommittedOffset, ConsumerOptions, Partition
 from streams.transport.poller import PollThread
 
-Partition = tuple[str, int]
 logger = logging.getLogger(__name__)
 
 _TIMEOUT_S = 15.0
@@ -42,37 +43,6 @@ _PASSING = (
     KafkaError.NOT_COORDINATOR,
 )
 _DRAIN_TIMEOUT_S = 10.0
-
-
-@dataclass(kw_only=True)
-class ConsumerOptions:
-    """What the application decides about its consumer; set as ``app.headrace`` before the app starts.
-
-    Attributes:
-        kafka: librdkafka configuration of the consumer.
-        max_held_bytes: Bytes that may be unacknowledged before fetching pauses.
-        lock: Held while rows are written and their batch acknowledged, and during a commit, so that a commit never
-            cuts between the two.
-        commit: Commits offsets (next offset by partition) with everything written since the last commit; None commits
-            them to the group alone.
-        prepare: Called each time that partitions have come, be it none, before their committed offsets are read:
-            everything of before is void.
-        start_offsets: Given the committed offset of each assigned partition (None: none yet), returns where to start;
-            partitions it leaves out start where committed, else at the beginning. Never called twice at once.
-        release: Called when all partitions go (given them, and whether they are lost: then there is nothing left to
-            commit), and before the worker ends; finishes what is under way. Returns False when what is written and
-            what is acknowledged do not agree, so that nothing may be committed.
-        has_failed: Set once a batch has failed half-way: nothing may be committed any more, the worker must end.
-    """
-
-    kafka: dict[str, Any]
-    max_held_bytes: int = 64 * 2**20
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    commit: Callable[[Mapping[Partition, int]], Awaitable[None]] | None = None
-    prepare: Callable[[], Awaitable[None]] | None = None
-    start_offsets: Callable[[Mapping[Partition, int | None]], Awaitable[Mapping[Partition, int]]] | None = None
-    release: Callable[[set[Partition], bool], Awaitable[bool]] | None = None
-    has_failed: bool = False
 
 
 class ColumnarSchema(faust.Schema):  # type: ignore[misc]  # Faust has no type information
@@ -141,8 +111,13 @@ class ColumnarConsumer(FaustConsumer):  # type: ignore[misc]
 
     async def drain(self) -> None:
         """Finish what is under way and commit for the last time; called before Faust ends the agents."""
+        if self._is_drained:
+            return
         try:
-            await asyncio.wait_for(self._finish(self.poller.assignment, lost=False), _DRAIN_TIMEOUT_S)
+            if not self.options.has_failed:
+                await asyncio.wait_for(self._finish(self.poller.assignment, lost=False), _DRAIN_TIMEOUT_S)
+            elif self.options.abandon is not None:
+                await asyncio.wait_for(self.options.abandon(), _DRAIN_TIMEOUT_S)
         except Exception:
             logger.exception("the last commit failed: what it would have held is done again")
             self.options.has_failed = True
@@ -167,10 +142,14 @@ class ColumnarConsumer(FaustConsumer):  # type: ignore[misc]
         lags = {}
         for tp in self.poller.assignment:
             faust_tp = TP(*tp)
-            is_idle = tp in self.poller.at_end and not self._delivered[faust_tp] and not self._ready[faust_tp]
             lag = self.poller.highwater.get(tp, 0) - (self._committed_offset[faust_tp] or 0)
-            lags[tp] = 0 if is_idle else max(0, lag)
+            lags[tp] = 0 if self.is_caught_up(tp) else max(0, lag)
         return lags
+
+    def is_caught_up(self, tp: Partition) -> bool:
+        """Tell whether everything that was on a partition, as of the last poll, is acknowledged and committed."""
+        faust_tp = TP(*tp)
+        return tp in self.poller.at_end and not self._delivered[faust_tp] and not self._ready[faust_tp]
 
     # -- called from the poll thread ---------------------------------------------------------------------------------
 
@@ -352,14 +331,44 @@ class ColumnarConsumer(FaustConsumer):  # type: ignore[misc]
         if self.options.prepare is not None:
             await self.options.prepare()
         committed = await self._read_committed(partitions)
-        starts = {tp: OFFSET_BEGINNING if offset is None else offset for tp, offset in committed.items()}
+        starts = {tp: found.offset for tp, found in committed.items() if found.offset is not None}
         if self.options.start_offsets is not None:
             starts.update(await self.options.start_offsets(committed))
         if generation == self._generation:
-            self._committed_offset.update({TP(*tp): offset for tp, offset in committed.items()})
-            await asyncio.wrap_future(self.poller.seek(starts, generation=generation))
+            starts = await self._within_bounds(starts)
+            # Where a new view goes over rows that others are through with, the group's offset goes back to there.
+            self._committed_offset.update({TP(*tp): starts.get(tp) for tp in partitions})
+            seeks = {tp: starts.get(tp, OFFSET_BEGINNING) for tp in partitions}
+            await asyncio.wrap_future(self.poller.seek(seeks, generation=generation))
 
-    async def _read_committed(self, partitions: set[Partition]) -> dict[Partition, int | None]:
+    async def _within_bounds(self, starts: Mapping[Partition, int]) -> dict[Partition, int]:
+        """Move starts that the topic has lost to its first record; tell of the gap.
+
+        Raises:
+            ServiceError: A topic ends before a start: it was deleted and made again, or truncated.
+        """
+        bounds = await self._bounds(TP(*tp) for tp in starts)
+        found = {}
+        for tp, start in starts.items():
+            first, end = bounds[TP(*tp)]
+            if start > end:
+                msg = (
+                    f"{tp[0]}-{tp[1]} is to be read from offset {start}, but ends at {end}: the topic was deleted and "
+                    f"made again, or truncated; expected the topic that group {self.options.kafka['group.id']} has "
+                    "read. Delete the group's offsets and the topics made from it to begin anew"
+                )
+                raise ServiceError(msg)
+            if start < first:
+                logger.error(
+                    "%s-%d: offsets %d to %d are gone (retention) and can not be read; going on from %d",
+                    *(*tp, start, first - 1, first),
+                )
+                if self.options.lost is not None:
+                    self.options.lost(tp, first - start)
+            found[tp] = max(start, first)
+        return found
+
+    async def _read_committed(self, partitions: set[Partition]) -> dict[Partition, CommittedOffset]:
         """Ask for committed offsets; those in a transaction that another worker left open are waited for."""
         deadline = time.monotonic() + _COMMITTED_TIMEOUT_S
         while partitions:
@@ -462,12 +471,17 @@ class ColumnarConsumer(FaustConsumer):  # type: ignore[misc]
         return await asyncio.wrap_future(self.poller.call(ask))
 
 
-def _committed(consumer: KafkaConsumer, partitions: set[Partition]) -> dict[Partition, int | None]:
+def _committed(consumer: KafkaConsumer, partitions: set[Partition]) -> dict[Partition, CommittedOffset]:
     found = consumer.committed([TopicPartition(*tp) for tp in partitions], timeout=_ASK_TIMEOUT_S)
     for tp in found:
         if tp.error is not None:
             raise KafkaException(tp.error)
-    return {(tp.topic, tp.partition): tp.offset if tp.offset >= 0 else None for tp in found}
+    return {
+        (tp.topic, tp.partition): CommittedOffset(
+            offset=tp.offset if tp.offset >= 0 else None, metadata=tp.metadata or ""
+        )
+        for tp in found
+    }
 
 
 class Transport(FaustTransport):  # type: ignore[misc]

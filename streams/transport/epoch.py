@@ -113,9 +113,17 @@ class Epoch:
         self._is_open = False
 
     def begin(self) -> int:
-        """Open the transaction unless it is open; returns the epoch's number."""
+        """Open the transaction unless it is open; returns the epoch's number.
+
+        Raises:
+            SinkError: Kafka's client opens none, such as one that another worker of its name has fenced.
+        """
         if not self._is_open:
-            self._producer.begin_transaction()
+            try:
+                self._producer.begin_transaction()
+            except KafkaException as exc:
+                msg = f"no epoch can be opened: {exc}; the worker restores its state in a new start"
+                raise SinkError(msg) from exc
             self._is_open = True
             self.number = max(self.number + 1, time.time_ns() // 1_000)
         return self.number
@@ -127,13 +135,18 @@ class Epoch:
 
         Raises:
             SinkRejectedError: Kafka's client does not take a row, such as one that is too large.
+            SinkError: It takes none.
         """
         self.begin()
         messages: list[dict[str, Any]] = [{"key": key, "value": value} for key, value in zip(keys, values, strict=True)]
         for start in range(0, len(messages), _CHUNK):
             pending = messages[start : start + _CHUNK]
             while True:
-                self._producer.produce_batch(topic, pending, _ANY_PARTITION if partition is None else partition)
+                try:
+                    self._producer.produce_batch(topic, pending, _ANY_PARTITION if partition is None else partition)
+                except KafkaException as exc:
+                    msg = f"rows for {topic} are not taken: {exc}; the worker does the epoch again in a new start"
+                    raise SinkError(msg) from exc
                 refused = [(message, error) for message in pending if (error := message.pop("_error", None))]
                 if not refused:
                     break
@@ -176,8 +189,14 @@ class Epoch:
             else:
                 return
 
-    async def commit(self, offsets: Mapping[tuple[str, int], int]) -> None:
+    async def commit(
+        self, offsets: Mapping[tuple[str, int], int], *, metadata: Mapping[tuple[str, int], str] | None = None
+    ) -> None:
         """Commit everything written since the last commit, together with ``offsets``.
+
+        Args:
+            offsets: Next offset by topic and partition.
+            metadata: Text that is committed with an offset, at most 4 KB each.
 
         Raises:
             SinkError: The transaction could not be committed; it was aborted where that was possible, and the worker
@@ -187,7 +206,7 @@ class Epoch:
         try:
             if self._before_commit is not None:
                 await self._before_commit(offsets)
-            positions = [TopicPartition(topic, partition, offset) for (topic, partition), offset in offsets.items()]
+            positions = [TopicPartition(*tp, offset, (metadata or {}).get(tp, "")) for tp, offset in offsets.items()]
             await self._until_done(
                 lambda: self._producer.send_offsets_to_transaction(positions, self._group_metadata(), _CALL_TIMEOUT_S)
             )

@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar, cast
 
 import confluent_kafka
 import numpy as np
-from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, TopicPartition
 
 from streams.batch import Headers, RawBatch
 
@@ -184,6 +184,8 @@ class PollThread:
                     KafkaError.UNKNOWN_TOPIC_OR_PART,
                     KafkaError.TOPIC_AUTHORIZATION_FAILED,
                     KafkaError.GROUP_AUTHORIZATION_FAILED,
+                    # What is read next is gone: the next start tells how much that is.
+                    KafkaError._AUTO_OFFSET_RESET,
                 ):
                     raise KafkaException(error)
                 logger.warning("Kafka consumer: %s", error)
@@ -201,7 +203,8 @@ class PollThread:
 
     def _on_assign(self, consumer: confluent_kafka.Consumer, partitions: list[TopicPartition]) -> None:
         assigned = {(tp.topic, tp.partition) for tp in partitions}
-        consumer.assign(partitions)
+        # Where to start is found out later: until then nothing is fetched, and no committed offset is asked for.
+        consumer.assign([TopicPartition(*tp, OFFSET_BEGINNING) for tp in assigned])
         consumer.pause(partitions)
         self._assignment, self._flowing, self.at_end = assigned, set(), set()
         self.group_metadata = consumer.consumer_group_metadata()

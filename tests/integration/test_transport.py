@@ -23,7 +23,7 @@ from jobs.topic_reader import read_topic
 from streams.agents.worker import consume, consumer_config, create_app
 from streams.batch import RawBatch
 from streams.observability.metrics import Metrics
-from streams.transport.consumer import ConsumerOptions
+from streams.transport.options import ConsumerOptions
 from tests.support.kafka import committed_values, make_group, make_topic, produce
 
 TIMEOUT_S = 40.0

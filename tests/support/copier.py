@@ -13,8 +13,8 @@ from prometheus_client import CollectorRegistry
 
 from streams.agents.worker import consume, consumer_config, create_app, run
 from streams.observability.metrics import Metrics
-from streams.transport.consumer import ConsumerOptions, Partition
 from streams.transport.epoch import Epoch
+from streams.transport.options import ConsumerOptions, Partition
 
 
 def make_copier(brokers: str, source: str, output: str, group: str, name: str) -> faust.App:

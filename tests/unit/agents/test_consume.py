@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from streams.agents.worker import consume, consumer_config, create_app
 from streams.observability.metrics import Metrics
-from streams.transport.consumer import ConsumerOptions
+from streams.transport.options import ConsumerOptions
 from tests.support.transport import make_batch
 
 
@@ -125,7 +125,7 @@ def test_the_consumer_takes_committed_data_alone_and_commits_nothing_by_itself()
     assert config["isolation.level"] == "read_committed"
     assert config["enable.auto.commit"] is False
     assert config["enable.auto.offset.store"] is False
-    assert config["auto.offset.reset"] == "earliest"
+    assert config["auto.offset.reset"] == "error"
     assert config["session.timeout.ms"] < config["max.poll.interval.ms"]
 
 

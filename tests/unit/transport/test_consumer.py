@@ -5,18 +5,39 @@ from typing import Any
 
 import faust
 import pytest
-from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException
+from confluent_kafka import OFFSET_BEGINNING, OFFSET_INVALID, KafkaError, KafkaException, TopicPartition
 from faust.types import TP, ConsumerMessage
 from prometheus_client import CollectorRegistry
 
+from schemas.errors import ServiceError
 from streams.agents.worker import create_app
 from streams.batch import RawBatch
 from streams.observability.metrics import Metrics
-from streams.transport.consumer import ColumnarConsumer, ColumnarSchema, ConsumerOptions, Partition, Transport
+from streams.transport.consumer import ColumnarConsumer, ColumnarSchema, Transport
+from streams.transport.options import CommittedOffset, ConsumerOptions, Partition
 from streams.transport.poller import PollThread
 from tests.support.transport import make_batch
 
 T0, T1 = TP("t", 0), TP("t", 1)
+
+
+class FakeKafka:
+    """Answers what a consumer is asked before its partitions start."""
+
+    def __init__(self, committed: Mapping[Partition, int | None]) -> None:
+        self.offsets = committed
+        self.bounds = (0, 1_000)
+
+    def committed(self, partitions: list[TopicPartition], *, timeout: float) -> list[TopicPartition]:
+        assert timeout
+        found = [(tp, self.offsets[tp.topic, tp.partition]) for tp in partitions]
+        return [
+            TopicPartition(tp.topic, tp.partition, OFFSET_INVALID if at is None else at, "noted") for tp, at in found
+        ]
+
+    def get_watermark_offsets(self, _: TopicPartition, *, timeout: float) -> tuple[int, int]:
+        assert timeout
+        return self.bounds
 
 
 class FakePoller(PollThread):
@@ -24,12 +45,12 @@ class FakePoller(PollThread):
 
     def __init__(self, committed: Mapping[Partition, int | None]) -> None:
         super().__init__({}, application=None, revoke_timeout_s=1.0)  # type: ignore[arg-type]  # never polls
-        self.committed = committed
+        self.kafka = FakeKafka(committed)
         self.sought: list[tuple[dict[Partition, int], int]] = []
 
-    def call(self, _: Callable[..., Any]) -> "Future[Any]":
+    def call(self, function: Callable[..., Any]) -> "Future[Any]":
         done: Future[Any] = Future()
-        done.set_result(dict(self.committed))
+        done.set_result(function(self.kafka))
         return done
 
     def seek(self, offsets: dict[Partition, int], *, generation: int) -> "Future[None]":
@@ -67,7 +88,9 @@ def committed() -> Committed:
 
 @pytest.fixture
 def options(committed: Committed) -> ConsumerOptions:
-    return ConsumerOptions(kafka={"bootstrap.servers": "127.0.0.1:1"}, max_held_bytes=2_100, commit=committed)
+    return ConsumerOptions(
+        kafka={"bootstrap.servers": "127.0.0.1:1", "group.id": "g"}, max_held_bytes=2_100, commit=committed
+    )
 
 
 @pytest.fixture
@@ -264,14 +287,64 @@ async def test_the_application_decides_where_partitions_start(
 ) -> None:
     asked = []
 
-    async def start(offsets: Mapping[Partition, int | None]) -> dict[Partition, int]:
+    async def start(offsets: Mapping[Partition, CommittedOffset]) -> dict[Partition, int]:
         asked.append(offsets)
         return {("t", 1): 7}
 
     options.start_offsets = start
     await assign(consumer)
-    assert asked == [{("t", 0): None, ("t", 1): 40}]
+    noted = {
+        ("t", 0): CommittedOffset(offset=None, metadata="noted"),
+        ("t", 1): CommittedOffset(offset=40, metadata="noted"),
+    }
+    assert asked == [noted]
     assert consumer.poller.sought == [({("t", 0): OFFSET_BEGINNING, ("t", 1): 7}, 1)]
+
+
+async def test_a_start_before_the_committed_offset_is_committed_from_there(
+    consumer: ColumnarConsumer, options: ConsumerOptions, committed: Committed
+) -> None:
+    async def start(_: Mapping[Partition, CommittedOffset]) -> dict[Partition, int]:
+        return {("t", 1): 7}
+
+    options.start_offsets = start
+    await assign(consumer)
+    (message,) = await deliver(consumer, batch(7, 3, partition=1))
+    message.ack(consumer)
+    await consumer.force_commit()
+    assert committed.offsets == [{("t", 1): 10}]
+
+
+async def test_offsets_that_the_topic_has_lost_are_told(consumer: ColumnarConsumer, options: ConsumerOptions) -> None:
+    lost = []
+    options.lost = lambda tp, n_offsets: lost.append((tp, n_offsets))
+    consumer.poller.kafka.bounds = (55, 1_000)
+    await assign(consumer)
+    assert lost == [(("t", 1), 15)]
+    assert consumer.poller.sought == [({("t", 0): OFFSET_BEGINNING, ("t", 1): 55}, 1)]
+
+
+async def test_a_topic_that_ends_before_the_start_is_refused(consumer: ColumnarConsumer) -> None:
+    consumer.poller.kafka.bounds = (0, 39)
+    with pytest.raises(ServiceError, match="t-1 is to be read from offset 40, but ends at 39"):
+        await assign(consumer)
+
+
+async def test_a_worker_that_failed_undoes_what_is_not_committed(
+    consumer: ColumnarConsumer, options: ConsumerOptions, committed: Committed
+) -> None:
+    undone = []
+
+    async def abandon() -> None:
+        undone.append(True)
+
+    options.abandon = abandon
+    await assign(consumer)
+    options.has_failed = True
+    await consumer.drain()
+    await consumer.drain()
+    assert undone == [True]
+    assert committed.offsets == []
 
 
 async def test_the_application_prepares_before_committed_offsets_are_read(
@@ -283,18 +356,18 @@ async def test_the_application_prepares_before_committed_offsets_are_read(
     async def prepare() -> None:
         order.append("prepare")
 
-    async def start(_: Mapping[Partition, int | None]) -> dict[Partition, int]:
+    async def start(_: Mapping[Partition, CommittedOffset]) -> dict[Partition, int]:
         order.append("start")
         return {}
 
-    def call(_: Callable[..., Any]) -> "Future[Any]":
-        order.append("committed")
-        return FakePoller.call(consumer.poller, _)
+    def call(function: Callable[..., Any]) -> "Future[Any]":
+        order.append("ask")
+        return FakePoller.call(consumer.poller, function)
 
     options.prepare, options.start_offsets = prepare, start
     consumer.poller.call = call
     await assign(consumer)
-    assert order == ["prepare", "committed", "start"]
+    assert order == ["prepare", "ask", "start", "ask"]
 
 
 async def test_the_application_prepares_for_an_empty_assignment_too(
@@ -312,11 +385,12 @@ async def test_the_application_prepares_for_an_empty_assignment_too(
 
 @pytest.mark.parametrize("code", [KafkaError.UNSTABLE_OFFSET_COMMIT, KafkaError._TIMED_OUT])
 async def test_committed_offsets_in_an_open_transaction_are_waited_for(consumer: ColumnarConsumer, code: int) -> None:
-    answers = [KafkaException(KafkaError(code)), None]
+    answers = [KafkaException(KafkaError(code))]
 
-    def call(_: Callable[..., Any]) -> "Future[Any]":
-        if (error := answers.pop(0)) is None:
-            return FakePoller.call(consumer.poller, _)
+    def call(function: Callable[..., Any]) -> "Future[Any]":
+        if not answers:
+            return FakePoller.call(consumer.poller, function)
+        error = answers.pop()
         failed: Future[Any] = Future()
         failed.set_exception(error)
         return failed
@@ -332,7 +406,7 @@ async def test_starts_do_not_overlap_and_one_that_is_over_seeks_nothing(
 ) -> None:
     began, may_end, running = asyncio.Event(), asyncio.Event(), []
 
-    async def start(_: Mapping[Partition, int | None]) -> dict[Partition, int]:
+    async def start(_: Mapping[Partition, CommittedOffset]) -> dict[Partition, int]:
         running.append("begin")
         began.set()
         await may_end.wait()
@@ -354,7 +428,7 @@ async def test_starts_do_not_overlap_and_one_that_is_over_seeks_nothing(
 async def test_a_start_that_fails_ends_the_worker(
     app: faust.App, consumer: ColumnarConsumer, options: ConsumerOptions
 ) -> None:
-    async def start(_: Mapping[Partition, int | None]) -> dict[Partition, int]:
+    async def start(_: Mapping[Partition, CommittedOffset]) -> dict[Partition, int]:
         msg = "no state"
         raise RuntimeError(msg)
 
