@@ -138,9 +138,7 @@ class SessionState:
             starts, lengths = find_segments(rows.key[order])
             key_rows = KeyRows(order, starts, lengths, rows.key[order[starts]], rows.time_us[order])
             windowless = self.windowless.scan(columns, key_rows, watermark_us=rows.before_us[order])
-        turn: dict[int, int] = {}
-        for cell, parents in layout.parents.items():
-            turn[cell] = 1 + max((turn.get(parent, 0) for parent in parents), default=-1)
+        turn = layout.turns
         distinct, place = np.unique(layout.row.node, return_inverse=True)
         turns = np.array([turn.get(cell, 0) for cell in distinct.tolist()], dtype=np.int64) if turn else 0 * distinct
         by_turn = np.argsort(turns, kind="stable")
@@ -244,7 +242,7 @@ class SessionState:
         if scanned.ancestors and self.bank.counts_values:
             older = [scanned.ancestors.get(cell, []) for cell in cells.tolist()]
             n_leaves = lengths.copy()
-            n_leaves[has_cell] += [len(ancestors) for ancestors in older]
+            n_leaves[has_cell] += np.array([len(ancestors) for ancestors in older], dtype=np.int64)
             own = zip(cells.tolist(), versions.tolist(), strict=True)
             flat = [leaf for ancestors, one in zip(older, own, strict=True) for leaf in (*ancestors, one)]
             leaf_cells, leaf_versions = np.array(flat, dtype=np.int64).reshape(-1, 2).T.copy()

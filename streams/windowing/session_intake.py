@@ -3,10 +3,13 @@
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from schemas.row import Pane
 from streams.windowing.admission import Rejections
 from streams.windowing.batch import InputBatch
 from streams.windowing.columns import take_rows
@@ -21,6 +24,8 @@ from streams.windowing.session_part import read_sessions, write_sessions
 from streams.windowing.session_walk import SessionWalk
 from streams.windowing.snapshot import Content, Selection
 
+_MOST_TURNS: Final = 32
+"""So many mergers may follow upon each other in a session within a batch: each costs a scan of its own."""
 _NO_ROWS: Ints = np.empty(0, dtype=np.int64)
 
 
@@ -75,12 +80,41 @@ class SessionIntake:
         self, batch: InputBatch, candidates: Ints, time_us: Ints, *, watermark_us: int, rejections: Rejections
     ) -> Taken:
         """Judge, reject or admit each row (see :class:`streams.windowing.intake.Intake`)."""
+        parts: list[Taken] = []
+        size = len(candidates)
+        while True:
+            n_rows, taken = self._take_in(batch, candidates[:size], time_us, watermark_us, rejections)
+            parts.append(taken)
+            watermark_us = taken.watermark_us
+            if n_rows == len(candidates):
+                return parts[0] if len(parts) == 1 else self._joined(parts)
+            # Where mergers follow upon each other without end, a batch is taken in as smaller ones.
+            candidates, size = candidates[n_rows:], 2 * n_rows
+
+    def _joined(self, parts: list[Taken]) -> Taken:
+        """What became of a batch that was taken in as several; each has kept the last as-of rows of its own."""
+        rows = pa.concat_tables([part.rows for part in parts]).combine_chunks()
+        if self._plan.view.emit == "latest" and rows.num_rows:
+            is_early = pc.equal(rows.column("pane"), Pane.EARLY.value).to_numpy()
+            keys = rows.column(self._plan.key).combine_chunks().dictionary_encode()
+            codes, early = keys.indices.to_numpy(), np.flatnonzero(is_early)
+            newest = np.full(len(keys.dictionary), -1, dtype=np.int64)
+            newest[codes[early]] = early
+            rows = rows.filter(pa.array(~is_early | (newest[codes] == np.arange(len(codes)))))
+        return Taken(rows=rows, watermark_us=parts[-1].watermark_us, admitted=sum(part.admitted for part in parts))
+
+    def _take_in(
+        self, batch: InputBatch, candidates: Ints, time_us: Ints, watermark_us: int, rejections: Rejections
+    ) -> tuple[int, Taken]:
+        """Take in these rows, or the first of them, and say how many."""
         given = self._candidates(batch, candidates, time_us[candidates], watermark_us)
         overflows: dict[int, str] = {}
         while True:
             is_overflow = np.zeros(len(candidates), dtype=np.bool_)
             is_overflow[list(overflows)] = True
             judged = self._judge(given, watermark_us, is_overflow)
+            if (n_rows := judged.layout.n_rows_within(_MOST_TURNS)) < len(candidates):
+                return self._take_in(batch, candidates[:n_rows], time_us, watermark_us, rejections)
             is_admitted = ~(judged.layout.is_late | judged.is_duplicate | is_overflow)
             admitted = candidates[is_admitted]
             table = take_rows(batch.table, admitted)
@@ -91,7 +125,8 @@ class SessionIntake:
             overflows[int(np.flatnonzero(is_admitted)[overflow[0]])] = overflow[1]
         self._explain(batch, given, judged, overflows, rejections)
         if not len(admitted):
-            return Taken(rows=self._plan.view.engine_schema.empty_table(), watermark_us=watermark_us)
+            nothing = self._plan.view.engine_schema.empty_table()
+            return len(candidates), Taken(rows=nothing, watermark_us=watermark_us)
         times_us = given.time_us[is_admitted]
         watermark_us = int(judged.after_us[-1])
         if self._duplicates is not None and given.ids is not None:
@@ -101,11 +136,8 @@ class SessionIntake:
             table, given.key[is_admitted], times_us, judged.before_us[is_admitted], judged.after_us[is_admitted]
         )
         output = self._state.process(rows, judged.layout.without(~is_admitted), emit=self._plan.view.emit)
-        return Taken(
-            rows=self._output.of_batch(output.columns, admitted[output.maker], batch),
-            watermark_us=watermark_us,
-            admitted=len(admitted),
-        )
+        made = self._output.of_batch(output.columns, admitted[output.maker], batch)
+        return len(candidates), Taken(rows=made, watermark_us=watermark_us, admitted=len(admitted))
 
     def _candidates(self, batch: InputBatch, rows: Ints, time_us: Ints, watermark_us: int) -> _Candidates:
         encoded = batch.table.column(self._plan.key).combine_chunks().take(pa.array(rows)).dictionary_encode()

@@ -7,6 +7,7 @@ all clusters at once. The rows of the others are gone through one by one (:mod:`
 """
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Final
 
 import numpy as np
@@ -124,6 +125,21 @@ class Layout:
     left: Sessions
     near: Ints
     parents: dict[int, list[int]]
+
+    @cached_property
+    def turns(self) -> dict[int, int]:
+        """How many mergers follow upon each other in each cell that is merged from others."""
+        turns: dict[int, int] = {}
+        for node, older in self.parents.items():
+            if older:
+                turns[node] = 1 + max(turns.get(parent, 0) for parent in older)
+        return turns
+
+    def n_rows_within(self, most_turns: int) -> int:
+        """Number of rows before the first in whose session more mergers than this follow upon each other."""
+        deep = [node for node, turn in self.turns.items() if turn > most_turns]
+        rows = np.flatnonzero(np.isin(self.row.node, deep)) if deep else _NOTHING
+        return int(rows[0]) if len(rows) else len(self.is_late)
 
     def n_new(self, first_node: int) -> int:
         """Number of new cells."""
