@@ -125,11 +125,11 @@ def _check_source(brokers: str, view: FeatureView, rows: pl.DataFrame) -> list[C
     raw, unseen = _unseen_records(brokers, view, seen)
     if view.emit != "every_event":
         # The other modes leave admitted rows without an as-of row of their own: only the dead letters can be told.
-        detail = f"{raw} records, {len(dead)} dead letters {dict(reasons)}, emits {view.emit}"
+        detail = f"{raw:,} records, {_letters(reasons)}, emits {view.emit}"
         late = Check(name=f"{view.name}: dead letters = records they are of", expected=len(dead), actual=len(set(dead)))
         return [replace(late, detail=detail)]
     late_only = _late_only(view, early, unseen)
-    detail = f"{early.height} as-of rows + {len(dead)} dead letters {dict(reasons)} + {late_only} in LATE panes alone"
+    detail = f"{early.height:,} as-of rows + {_letters(reasons)} + {late_only:,} in LATE panes alone"
     doubled = seen.height - seen.unique().height
     return [
         Check(
@@ -140,6 +140,11 @@ def _check_source(brokers: str, view: FeatureView, rows: pl.DataFrame) -> list[C
         ),
         Check(name=f"{view.name}: records counted more than once", expected=0, actual=doubled),
     ]
+
+
+def _letters(reasons: Counter[str]) -> str:
+    by_reason = ", ".join(f"{reason} {count:,}" for reason, count in sorted(reasons.items()))
+    return f"{reasons.total():,} dead letters" + (f" ({by_reason})" if by_reason else "")
 
 
 def _unseen_records(brokers: str, view: FeatureView, seen: pl.DataFrame) -> tuple[int, pl.DataFrame]:
@@ -251,7 +256,7 @@ def _check_scores(
             name=f"{model.topic}: as-of rows = scores + dead letters",
             expected=len(asked),
             actual=len(scored) + len(rejected),
-            detail=f"{len(scored)} scores + {len(rejected)} dead letters{since}",
+            detail=f"{len(scored):,} scores + {len(rejected):,} dead letters{since}",
         ),
         Check(
             name=f"{model.topic}: requests answered other than once",
@@ -259,6 +264,16 @@ def _check_scores(
             actual=len((Counter(asked) - answered) + (answered - Counter(asked))),
         ),
     ]
+
+
+def _verdict(checks: Sequence[Check]) -> str:
+    differing = sum(not check.is_met for check in checks)
+    if not differing:
+        return f"[green]Everything adds up: {len(checks)} checks.[/green]"
+    return (
+        f"[red]{differing} of {len(checks)} checks differ.[/red] What is still under way counts as missing: let the "
+        "pipeline come to rest, and run it again."
+    )
 
 
 def print_checks(console: Console, checks: Sequence[Check]) -> None:
@@ -291,6 +306,8 @@ def audit(*, as_json: Annotated[bool, typer.Option("--json", help="Print JSON in
     if as_json:
         typer.echo(json.dumps([{**asdict(check), "is_met": check.is_met} for check in checks], indent=2))
     else:
-        print_checks(Console(), checks)
+        console = Console()
+        print_checks(console, checks)
+        console.print(_verdict(checks), highlight=False)
     if not all(check.is_met for check in checks):
         raise typer.Exit(1)

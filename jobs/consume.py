@@ -21,10 +21,12 @@ def consume(
         str, typer.Argument(help="E.g. scores.late_arrival, features.airport_departures, dlq.flights.landed.")
     ],
     *,
-    from_beginning: Annotated[bool, typer.Option(help="Start at the first record, not at the next new one.")] = False,
+    from_beginning: Annotated[
+        bool, typer.Option("--from-beginning", help="Start at the first record, not the next.")
+    ] = False,
     limit: Annotated[int | None, typer.Option(min=1, help="Stop after so many records.")] = None,
     follow: Annotated[bool, typer.Option(help="Wait for more at the end of the topic; Ctrl-C ends it.")] = True,
-    headers: Annotated[bool, typer.Option(help="Print key and headers too, as one object with the value.")] = False,
+    headers: Annotated[bool, typer.Option("--headers", help="Print key and headers too, around the value.")] = False,
 ) -> None:
     """Print the committed records of a topic, one JSON object a line.
 

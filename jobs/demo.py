@@ -16,7 +16,7 @@ from rich.console import Console
 from infra.local.port import choose_ports
 from infra.local.service import SERVICE_NAMES
 from infra.local.state import RUN_LOCK, claimed
-from jobs.log_level import LogLevel
+from jobs.log_level import LogLevel, LogLevelOption
 from jobs.role import Role
 from jobs.settings import Settings
 from jobs.supervisor import Supervisor
@@ -34,8 +34,8 @@ def demo(
     live_speed: Annotated[float, typer.Option(min=1, help="Times faster than real time while live.")] = 3_600.0,
     late_share: Annotated[float, typer.Option(min=0, max=1, help="Share of reports that arrive late.")] = 0.01,
     invalid_share: Annotated[float, typer.Option(min=0, max=1, help="Share of reports that are corrupted.")] = 0.002,
-    stay: Annotated[bool, typer.Option(help="Keep everything running at the end, until Ctrl-C.")] = False,
-    log_level: Annotated[LogLevel, typer.Option(help="How much the workers log.")] = LogLevel.INFO,
+    stay: Annotated[bool, typer.Option("--stay", help="Keep everything running at the end, until Ctrl-C.")] = False,
+    log_level: LogLevelOption = LogLevel.INFO,
 ) -> None:
     """Run all of Headrace on real flights, and check at the end that everything adds up.
 

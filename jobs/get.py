@@ -13,7 +13,7 @@ from rich.table import Table
 from jobs.application import load_application
 from jobs.settings import Settings
 from schemas.errors import ConfigError
-from schemas.time import format_duration, format_rfc3339
+from schemas.time import format_rfc3339
 from schemas.view import FeatureView
 from streams.sinks.online import OnlineReader, OnlineValue, Status
 
@@ -70,14 +70,24 @@ def _document(value: OnlineValue) -> dict[str, object]:
     }
 
 
+def format_age(age_ms: int) -> str:
+    """Write an age in the one unit that tells it, such as ``12 s``, ``5 h``, ``40 days`` or ``13 years``."""
+    seconds = max(0, age_ms // 1_000)
+    for limit_s, unit_s, unit in ((120, 1, "s"), (7_200, 60, "min"), (172_800, 3_600, "h")):
+        if seconds < limit_s:
+            return f"{seconds // unit_s} {unit}"
+    days = seconds // 86_400
+    return f"{days} days" if days < 730 else f"{int(days / 365.2425)} years"
+
+
 def _print(value: OnlineValue) -> None:
     console = Console()
     console.print(f"[bold]{value.view}[/bold] v{value.version} {value.entity}: {value.status}", highlight=False)
     if value.event_time_us is None or value.age_ms is None:
         console.print(f"No row of this view (definition {value.definition_hash}) is stored under that key.")
         return
-    age_us = max(0, value.age_ms // 1_000 * 1_000_000)
-    console.print(f"as of {format_rfc3339(value.event_time_us)} ({value.pane}), {format_duration(age_us)} ago")
+    moment = f"{format_rfc3339(value.event_time_us)[:19].replace('T', ' ')} UTC"
+    console.print(f"as of {moment} ({value.pane}), {format_age(value.age_ms)} ago", highlight=False)
     table = Table(show_header=True, box=None, padding=(0, 2, 0, 0))
     table.add_column("feature", style="cyan")
     table.add_column("value")

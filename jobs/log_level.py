@@ -1,6 +1,9 @@
-"""The log levels of a worker."""
+"""The log levels of workers, as an option of commands."""
 
 from enum import StrEnum
+from typing import Annotated
+
+import typer
 
 
 class LogLevel(StrEnum):
@@ -10,3 +13,8 @@ class LogLevel(StrEnum):
     INFO = "info"
     WARNING = "warning"
     ERROR = "error"
+
+
+LogLevelOption = Annotated[
+    LogLevel, typer.Option(metavar="LEVEL", help=f"What workers log: {', '.join(LogLevel)}.", show_default="info")
+]

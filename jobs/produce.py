@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from jobs.flights.producer import DEFAULT_PARTITIONS, ProduceProgress, ProduceSummary, produce_flights
@@ -86,7 +86,7 @@ def flights(
         "speed": _read_speed(speed),
     }
     bootstrap = brokers or Settings.from_environment(os.environ).address("kafka")
-    with _stop_on_signal() as stop, _progress_bar(f"flights to {bootstrap}") as on_progress:
+    with _stop_on_signal() as stop, _progress_bar("flights") as on_progress:
         summary = produce_flights(
             bootstrap,
             **arguments,
@@ -147,21 +147,22 @@ def _progress_bar(title: str) -> Iterator[Callable[[ProduceProgress], None]]:
     console = Console(stderr=True)
     bar = Progress(
         TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
+        BarColumn(bar_width=10),
+        TextColumn("{task.fields[counted]}"),
         TextColumn("{task.fields[simulated]}"),
-        TextColumn("{task.fields[rate]:,.0f} events/s"),
+        TextColumn("{task.fields[rate]:,.0f}/s"),
         TimeRemainingColumn(compact=True),
         console=console,
         disable=not console.is_terminal,
     )
-    task = bar.add_task(title, total=None, simulated="", rate=0.0)
+    task = bar.add_task(title, total=None, counted="", simulated="", rate=0.0)
 
     def on_progress(progress: ProduceProgress) -> None:
         bar.update(
             task,
             total=progress.total,
             completed=progress.sent,
+            counted=f"{progress.sent:,}/{progress.total:,}",
             simulated=format_rfc3339(progress.known_us)[:16].replace("T", " "),
             rate=progress.sent / progress.wall_s if progress.wall_s else 0.0,
         )

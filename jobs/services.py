@@ -20,7 +20,7 @@ app = typer.Typer(
 
 _Only = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[SERVICE]...", help="kafka, redis, triton; all of them when left out.", show_default=False),
+    typer.Argument(metavar="SERVICE", help="kafka, redis, triton; all of them when left out.", show_default=False),
 ]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON in place of a table.")]
 
@@ -44,6 +44,8 @@ def up(only: _Only = None, *, as_json: _Json = False) -> None:
     services.up(only or SERVICE_NAMES, on_ready=on_ready)
     if as_json:
         typer.echo(json.dumps([asdict(status) for status in ready], indent=2))
+    elif any(status.log for status in ready):
+        typer.echo(f"Logs are in {settings.home / 'logs'}")
 
 
 @app.command()
@@ -63,6 +65,8 @@ def status(only: _Only = None, *, as_json: _Json = False) -> None:
         typer.echo(json.dumps([asdict(status) for status in statuses], indent=2))
     else:
         typer.echo("\n".join(_rows(statuses)))
+        if any(entry.log for entry in statuses):
+            typer.echo(f"Logs are in {settings.home / 'logs'}")
         for entry in statuses:
             if entry.detail:
                 typer.echo(f"{entry.name}: {entry.detail}", err=True)
@@ -75,14 +79,18 @@ def _line(status: ServiceStatus) -> str:
         how = "given, healthy"
     else:
         how = "already up" if status.took_ms is None else f"up in {status.took_ms / 1_000:.1f} s"
-    log = f"  log {status.log}" if status.log else ""
-    return f"{status.name:<7} {status.address}  {status.version}  {how}{log}"
+    return f"{status.name:<7} {status.address or '':<24}  {_version(status):<26}  {how}"
 
 
 def _rows(statuses: list[ServiceStatus]) -> list[str]:
-    cells = [("SERVICE", "STATE", "ADDRESS", "VERSION", "PID", "LOG")]
+    cells = [("SERVICE", "STATE", "ADDRESS", "PID", "VERSION")]
     for entry in statuses:
         pid = "" if entry.pid is None else str(entry.pid)
-        cells.append((entry.name, entry.state, entry.address or "", entry.version, pid, entry.log or ""))
+        cells.append((entry.name, entry.state, entry.address or "", pid, _version(entry)))
     widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
+
+
+def _version(status: ServiceStatus) -> str:
+    """Leave out who makes it, so that a row fits a terminal of 80 columns; JSON has it all."""
+    return status.version.removeprefix("Apache ").removeprefix("NVIDIA ")

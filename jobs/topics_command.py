@@ -38,7 +38,8 @@ def topics(
         width = max(map(len, names))
         for name in names:
             what = "created" if name in created else "was there"
-            typer.echo(f"{name:<{width}}  {counts.get(name, 0):>3} partitions  {what}")
+            count = counts.get(name, 0)
+            typer.echo(f"{name:<{width}}  {count:>3} partition{'s' if count != 1 else ' '}  {what}")
     other = [topic.name for topic in planned if topic.like is None and counts.get(topic.name) not in (partitions, None)]
     if partitions is not None and other:
         typer.echo(

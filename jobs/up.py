@@ -16,7 +16,7 @@ from infra.local.service import SERVICE_NAMES, ServiceAddresses
 from infra.local.services import LocalServices, ServiceStatus
 from infra.local.state import claimed
 from jobs.application import Application, load_recorded_application, scored_model
-from jobs.log_level import LogLevel
+from jobs.log_level import LogLevel, LogLevelOption
 from jobs.role import Role
 from jobs.settings import Settings
 from jobs.supervisor import Supervisor
@@ -31,8 +31,10 @@ _CHECK_S: Final = 1.0
 
 def up(
     *,
-    keep_services: Annotated[bool, typer.Option(help="Leave Kafka, Redis and Triton running at the end.")] = False,
-    log_level: Annotated[LogLevel, typer.Option(help="How much the workers log.")] = LogLevel.INFO,
+    keep_services: Annotated[
+        bool, typer.Option("--keep-services", help="Leave Kafka, Redis and Triton running at the end.")
+    ] = False,
+    log_level: LogLevelOption = LogLevel.INFO,
 ) -> None:
     """Run all on this machine until Ctrl-C: services, topics, a worker of each role.
 
@@ -128,7 +130,7 @@ class _Run:
         self._start_workers([Role.SCORING])
 
     def _tell(self, status: ServiceStatus) -> None:
-        self._say(f"{status.name} {status.address}")
+        self._say(f"{status.name:<7} {status.address}")
 
     def _say(self, line: str, *, style: str | None = None) -> None:
         # The terminal may be gone, which ends the run: in good order all the same.

@@ -61,14 +61,12 @@ def _print(console: Console, view: FeatureView, record: Record | None) -> None:
         notice = "recorded" if is_same else f"[bold red]changed, recorded as {record.definition_hash}[/]"
     head = f"[bold cyan]{view.name}[/] v{view.version}  {view.definition_hash}  {owner}  {notice}"
     console.print(head, soft_wrap=True)
-    console.print(
-        f"  {view.entity.name} by {view.entity.key}, from {view.source.topic}, {view.describe_windows()}, "
-        f"emits {view.emit}",
-        soft_wrap=True,
-    )
-    for field in view.feature_schema:
-        if field.name != view.entity.key:
-            console.print(f"    {field.name} [dim]{field.type}[/]")
+    console.print(f"  {view.entity.name} (key {view.entity.key}), from {view.source.topic}", soft_wrap=True)
+    console.print(f"  {view.describe_windows()}, emits {view.emit}", soft_wrap=True)
+    columns = [field for field in view.feature_schema if field.name != view.entity.key]
+    width = max((len(field.name) for field in columns), default=0)
+    for field in columns:
+        console.print(f"    {field.name:<{width}}  [dim]{field.type}[/]", soft_wrap=True)
 
 
 def _document(view: FeatureView, record: Record | None) -> dict[str, Any]:

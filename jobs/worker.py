@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from jobs.application import load_recorded_application
-from jobs.log_level import LogLevel
+from jobs.log_level import LogLevel, LogLevelOption
 from jobs.role import Role
 from jobs.settings import Settings
 
@@ -19,7 +19,7 @@ _PARENT_POLL_S = 1.0
 
 
 def worker(
-    role: Annotated[Role, typer.Option(help="What the worker does.")],
+    role: Annotated[Role, typer.Option(metavar="ROLE", help=f"What it does: {', '.join(Role)}.")],
     *,
     worker_id: Annotated[
         str | None,
@@ -33,11 +33,12 @@ def worker(
         typer.Option(
             min=0,
             max=65_535,
+            metavar="PORT",
             help="Port of the Prometheus endpoint, 0 for any free one.",
             show_default="9101 to 9104 by role",
         ),
     ] = None,
-    log_level: Annotated[LogLevel, typer.Option(help="How much it logs.")] = LogLevel.INFO,
+    log_level: LogLevelOption = LogLevel.INFO,
     parent: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Run one worker of one role, until SIGTERM.

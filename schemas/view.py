@@ -339,7 +339,9 @@ class FeatureView:
             return f"session, gap {self.gap}"
         sizes = sorted({f.size_us for f in self.definitions.values() if f.size_us is not None})
         zone = "" if self.time_zone is None else f" in {self.time_zone}"
-        return f"sliding {', '.join(format_duration(size) for size in sizes) or 'none'} every {self.slide}{zone}"
+        if not sizes:
+            return f"no windows (last-N and lifetime features), slide {self.slide}{zone}"
+        return f"sliding {', '.join(format_duration(size) for size in sizes)} every {self.slide}{zone}"
 
 
 def resolve_derived(view: FeatureView) -> dict[str, Expression]:

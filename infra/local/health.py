@@ -47,7 +47,7 @@ def check_kafka(address: str, *, timeout_s: float) -> str:
         msg = f"The Kafka cluster at {address} has no broker ready"
         raise ServiceError(msg)
     count = len(metadata.brokers)
-    return f"Kafka cluster {metadata.cluster_id} with {count} broker{'s' if count > 1 else ''}"
+    return f"Kafka with {count} broker{'s' if count > 1 else ''}"
 
 
 def check_redis(url: str, *, timeout_s: float) -> str:

@@ -37,14 +37,14 @@ def test_each_view_is_listed_with_version_hash_owner_windows_and_columns() -> No
     assert lines[0].startswith("activity v1  ")
     assert lines[0].endswith("  owner growth  not recorded")
     assert lines[1:5] == [
-        "  user by user_id, from shop.events, sliding 5m every 1m, emits latest",
-        "    n_5m int64",
-        "    kinds double",
-        lines[4],
+        "  user (key user_id), from shop.events",
+        "  sliding 5m every 1m, emits latest",
+        "    n_5m   int64",
+        "    kinds  double",
     ]
-    assert lines[4].startswith("visits v2  ")
-    assert "no owner" in lines[4]
-    assert lines[5] == "  user by user_id, from shop.events, session, gap 30m, emits latest"
+    assert lines[5].startswith("visits v2  ")
+    assert "no owner" in lines[5]
+    assert lines[6:8] == ["  user (key user_id), from shop.events", "  session, gap 30m, emits latest"]
 
 
 def test_json_says_whether_a_view_is_recorded() -> None:

@@ -255,6 +255,8 @@ def test_a_contract_file_that_is_no_json_is_refused(tmp_path: Any, monkeypatch: 
 
 def test_a_sliding_view_takes_sizes_that_are_no_multiple_of_the_slide() -> None:
     assert make_view(features={"n": count().over("90s")}).describe_windows() == "sliding 1m30s every 1m"
+    alone = make_view(features={"n": count().over(last=3)})
+    assert alone.describe_windows() == "no windows (last-N and lifetime features), slide 1m"
 
 
 def test_a_view_in_a_time_zone_says_which() -> None:
