@@ -8,7 +8,14 @@ from hypothesis import given, settings
 from schemas.time import MINUS_INFINITY_US
 from schemas.view import FeatureView
 from streams.windowing import N_BUCKETS, StepResult, WatermarkMarker, WindowEngine, read_header
-from tests.property.test_engine_equals_oracle import is_same_bytes, logs, session_views, views
+from tests.property.test_engine_equals_oracle import (
+    calendar_logs,
+    calendar_views,
+    is_same_bytes,
+    logs,
+    session_views,
+    views,
+)
 from tests.support.builders import Row, make_batch
 
 SECOND_US = 1_000_000
@@ -97,3 +104,15 @@ def test_a_session_view_goes_on_from_any_parts(
     view: FeatureView, rows: list[Row], actions: list[tuple[int, str]]
 ) -> None:
     check_parts(view, rows, actions)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    data=st.data(),
+    view=calendar_views(),
+    actions=st.lists(st.tuples(st.integers(0, 8), ACTIONS), min_size=1, max_size=10),
+)
+def test_a_view_in_a_time_zone_goes_on_from_any_parts(
+    data: st.DataObject, view: FeatureView, actions: list[tuple[int, str]]
+) -> None:
+    check_parts(view, data.draw(calendar_logs(view.time_zone or "")), actions)
