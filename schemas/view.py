@@ -177,6 +177,8 @@ class FeatureView:
         scope = "last" if feature.last is not None else "lifetime" if feature.lifetime else "window"
         if scope not in (allowed := FUNCTIONS[feature.function].runs_over):
             remedy = " or ".join(_OVER[name] for name in sorted(allowed, reverse=True))
+            if feature.function == "approx_distinct":
+                remedy += "; `distinct` counts the newest rows exactly"
             msg = f"{where}: {feature.function} does not run over {_ROWS[scope]}, expected {remedy}"
             raise ConfigError(msg)
         if self.slide_us is None or not feature.is_windowed:

@@ -110,7 +110,7 @@ def make_view(**settings: Any) -> FeatureView:
         ({"features": {"n": rate().over(lifetime=True)}}, "rate does not run over all rows, expected"),
         (
             {"features": {"n": approx_distinct("kind").over(last=3)}},
-            r"does not run over the newest rows, expected `.over\('5m'\)` or `.over\(lifetime=True\)`",
+            r"newest rows, expected `.over\('5m'\)` or `.over\(lifetime=True\)`; `distinct` counts the newest rows exactly",
         ),
         (
             {"features": {"n": count().over("5m"), "r": derived("n / m")}},
