@@ -1,11 +1,13 @@
 """Changes and buckets of the state: what they hold, what they cost, and what is refused."""
 
+import gc
+import tracemalloc
 from typing import Any
 
 import numpy as np
 import pytest
 
-from schemas.aggregation import count, distinct, entropy, last, sum_
+from schemas.aggregation import approx_distinct, count, distinct, entropy, last, quantile, sum_, variance
 from schemas.entity import Entity
 from schemas.errors import StateVersionError, WindowingError
 from schemas.view import FeatureView
@@ -286,3 +288,40 @@ def test_the_newest_of_each_bucket_and_the_changes_after_the_oldest_of_them_are_
 
     assert newest_first(headers) == ([7, 5, 3, 4, 2], 4)
     assert newest_first([]) == ([], 0)
+
+
+@pytest.mark.parametrize("windows", [{"slide": "10s"}, {"slide": None, "gap": "20s"}])
+def test_keys_that_have_gone_quiet_take_no_memory(windows: dict[str, Any]) -> None:
+    """Wave after wave of other keys, ids and texts; what one needs, the next one uses again."""
+
+    def over(aggregation: Any) -> Any:
+        return aggregation.over("60s") if windows["slide"] else aggregation
+
+    features = {
+        **{"n": over(count()), "kinds": over(distinct("kind")), "spread": over(variance("x"))},
+        **{"sketch": over(approx_distinct("kind")), "median": over(quantile("x", q=0.5))},
+        **{"entropy_3": entropy("kind").over(last=3), "newest": last("kind").over(lifetime=True)},
+    }
+    source = {"event_id": "id", "dedup_window": "60s"}
+    view = make_view(features=features, state_ttl="60s", allowed_lateness="10s", source=source, **windows)
+    engine = WindowEngine(view)
+    sizes = []
+    tracemalloc.start()
+    try:
+        for wave in range(9):
+            for turn in range(3):
+                names = [f"{wave}-{number}" for number in range(1_500)]
+                rows = [
+                    event(3 * 1_500 * wave + 1_500 * turn + i, 600 * wave + 10 * turn, f"key-{name}")
+                    | {"kind": f"kind-{name}", "x": float(i), "id": f"id-{turn}-{name}"}
+                    for i, name in enumerate(names)
+                ]
+                feed(engine, rows)
+            engine.changes()
+            del rows, names
+            gc.collect()
+            sizes.append(tracemalloc.get_traced_memory()[0])
+    finally:
+        tracemalloc.stop()
+
+    assert max(sizes[6:]) < 1.05 * max(sizes[2:5])
