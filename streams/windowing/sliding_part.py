@@ -27,7 +27,9 @@ def write_sliding(state: SlidingState, selection: Selection) -> Content:
             "frozen": np.arange(pending.n_frozen_told, len(pending.frozen)),
         }
         owners = [state.windows.tiles.key[cells], own, *(panes[name].key[rows] for name, rows in chosen.items())]
-        ids = np.unique(np.concatenate(owners))
+        is_chosen = np.zeros(state.keys.capacity, dtype=np.bool_)
+        is_chosen[np.concatenate(owners)] = True
+        ids = np.flatnonzero(is_chosen)
     else:
         ids = state.keys.live_ids(selection.bucket)
         cells, _ = state.windows.cells_of(ids)
