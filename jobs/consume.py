@@ -83,7 +83,10 @@ async def _partitions(brokers: str, topic: str) -> list[TopicPartition]:
     try:
         if topic not in (known := await admin.list_topics()):
             shown = sorted(name for name in known if not name.startswith("__"))
-            msg = f"there is no topic {topic!r}, expected one of {shown}"
+            known_ones = (
+                f"expected one of {', '.join(shown)}" if shown else "and no other; `headrace topics` makes them"
+            )
+            msg = f"there is no topic {topic!r}, {known_ones}"
             raise ConfigError(msg)
         (described,) = await admin.describe_topics([topic])
     finally:

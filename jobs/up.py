@@ -83,8 +83,10 @@ class _Run:
     def go(self) -> None:
         """Start everything, then watch over it until the end."""
         scores = self._has_scoring and self._waiting_for is None
+        # A Triton that is given is asked at once, and not when the model is trained at last.
+        needs_triton = scores or (self._has_scoring and self._settings.triton is not None)
         try:
-            addresses = self._start_services([name for name in SERVICE_NAMES if scores or name != "triton"])
+            addresses = self._start_services([name for name in SERVICE_NAMES if needs_triton or name != "triton"])
             if not self.ended.is_set():
                 planned = plan_topics(list(self._application.views.values()), list(self._application.models.values()))
                 ensure_topics(str(addresses.kafka), planned)
@@ -140,10 +142,12 @@ class _Run:
 
 @contextlib.contextmanager
 def _signals(ended: threading.Event) -> Iterator[None]:
-    """Have the signals that end a process set ``ended``; one that is ignored, as by nohup, stays so."""
+    """Have the signals that end a process set ``ended``; a hangup that is ignored, as by nohup, stays so."""
     known = [getattr(signal, name) for name in _ENDING if hasattr(signal, name)]
     before = {number: signal.getsignal(number) for number in known}
-    caught = {number: handler for number, handler in before.items() if handler is not signal.SIG_IGN}
+    # Shells let what they start in the background ignore the interrupt too; one that comes all the same is meant.
+    ignored = [number for number in known if number.name == "SIGHUP" and before[number] is signal.SIG_IGN]
+    caught = {number: handler for number, handler in before.items() if number not in ignored}
     for number in caught:
         signal.signal(number, lambda *_: ended.set())
     try:

@@ -140,6 +140,18 @@ def test_a_hangup_that_is_ignored_stays_ignored(services: FakeServices, supervis
     assert found == [signal.SIG_IGN]
 
 
+def test_an_interrupt_is_heard_also_in_the_background_of_a_shell_which_ignores_it(
+    services: FakeServices, supervisor: FakeSupervisor
+) -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        up()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert services.asked
+    assert supervisor.stopped == 1
+
+
 def test_ctrl_c_while_services_start_starts_nothing_more(services: FakeServices, supervisor: FakeSupervisor) -> None:
     def interrupted(cancelled: threading.Event) -> None:
         signal.raise_signal(signal.SIGINT)
@@ -227,6 +239,16 @@ def test_without_a_model_the_other_roles_run_and_scoring_starts_once_it_is_train
     output = capsys.readouterr().out
     assert "scoring: waits for `headrace train`, there is no model late_arrival in" in output
     assert "Model late_arrival is trained: scoring starts" in output
+
+
+def test_a_triton_that_is_given_is_asked_although_the_model_is_not_trained(
+    services: FakeServices, supervisor: FakeSupervisor, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HEADRACE_MODEL_REPOSITORY", str(tmp_path / "models"))
+    monkeypatch.setenv("HEADRACE_TRITON", "b:1")
+    up()
+    assert services.asked == [["kafka", "redis", "triton"]]
+    assert Role.SCORING not in supervisor.roles
 
 
 def test_a_model_that_is_another_than_its_card_says_is_refused_before_anything_starts(
