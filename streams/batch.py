@@ -48,14 +48,36 @@ class RawBatch:
     @cached_property
     def size_bytes(self) -> int:
         """Memory that the records take as Python holds them: many times their content where that is short."""
-        parts = [part for column in (self.keys, self.values) for part in column if part is not None]
-        size = len(self) * _ROW_BYTES + len(parts) * _OBJECT_BYTES + sum(map(len, parts))
+        size = len(self) * _ROW_BYTES
+        for column in (self.keys, self.values):
+            size += (len(column) - column.count(None)) * _OBJECT_BYTES + sum(map(len, filter(None, column)))
         for headers in filter(None, self.headers):
             size += _HEADERS_BYTES + sum(_HEADER_BYTES + len(name) + len(value or b"") for name, value in headers)
         return size
 
+    @cached_property
+    def has_headers(self) -> bool:
+        """Whether any record has headers."""
+        return any(self.headers)
+
     def __len__(self) -> int:
         return len(self.offsets)
+
+    @staticmethod
+    def join(batches: "Sequence[RawBatch]") -> "RawBatch":
+        """Make one batch of consecutive ones of a partition; at least one."""
+        if len(batches) == 1:
+            return batches[0]
+        return RawBatch(
+            topic=batches[0].topic,
+            partition=batches[0].partition,
+            offsets=np.concatenate([batch.offsets for batch in batches]),
+            broker_time_us=np.concatenate([batch.broker_time_us for batch in batches]),
+            keys=[key for batch in batches for key in batch.keys],
+            values=[value for batch in batches for value in batch.values],
+            headers=[headers for batch in batches for headers in batch.headers],
+            next_offset=batches[-1].next_offset,
+        )
 
     def take(self, positions: NDArray[np.int64]) -> "RawBatch":
         """Keep the records at ``positions``, which rise; at least one."""

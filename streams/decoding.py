@@ -57,11 +57,9 @@ class DecodedBatch:
 def decode(batch: RawBatch, contract: Contract) -> DecodedBatch:
     """Decode and validate one raw batch."""
     rejected: list[dict[str, Any]] = []
-    limit = contract.max_bytes
-    fitting = [value if value is None or len(value) <= limit else None for value in batch.values]
-    columns, read = _read_most(fitting, contract)
+    columns, read = _read_most(batch.values, contract)
     keep = np.ones(len(read), dtype=np.bool_)
-    for index in _suspect_rows(columns, contract, [batch.values[position] for position in read]):
+    for index in _suspect_rows(columns, contract, batch.values, read):
         keep[index] = _decode_row(batch, int(read[index]), contract, rejected) is not None
     documents, single = [], []
     for position in np.setdiff1d(np.arange(len(batch)), read, assume_unique=True).tolist():
@@ -94,7 +92,7 @@ def _read_most(values: Sequence[bytes | None], contract: Contract) -> tuple[pa.T
     plain: list[int] = []
     waiting = [plain]
     for position, value in enumerate(values):
-        if value is not None and _is_one_line(value):
+        if value is not None and len(value) <= contract.max_bytes and _is_one_line(value):
             try:
                 document = orjson.loads(value)
             except orjson.JSONDecodeError:
@@ -140,10 +138,9 @@ def _is_too_deep(value: bytes) -> bool:
 
 def _read_together(values: Sequence[bytes | None], contract: Contract) -> pa.Table | None:
     """Read payloads at once; None where one of them is not taken, and for none."""
-    if not values or not all(value is not None and _is_one_line(value) for value in values):
+    if (payload := _joined(values, contract)) is None:
         return None
     options = pyarrow.json.ParseOptions(explicit_schema=contract.arrow_schema, unexpected_field_behavior="ignore")
-    payload = b"\n".join(value for value in values if value is not None)
     # The reader takes numbers that JSON has not, and anything for text where it need not look.
     if (b"NaN" in payload or b"Inf" in payload) and _NOT_A_NUMBER.search(payload):
         return None
@@ -161,18 +158,44 @@ def _read_together(values: Sequence[bytes | None], contract: Contract) -> pa.Tab
     return columns if columns.num_rows == len(values) else None
 
 
-def _suspect_rows(columns: pa.Table, contract: Contract, values: Sequence[bytes | None]) -> list[int]:
+def _joined(values: Sequence[bytes | None], contract: Contract) -> bytes | None:
+    """Join payloads, one a line; None where one of them is too large, or is not :func:`_is_one_line`, and for none.
+
+    As few calls as can be look at all of them at once: this is done to every row.
+    """
+    if not values or None in values:
+        return None
+    whole: Sequence[bytes] = values  # type: ignore[assignment]  # there is no None in them
+    longest = max(map(len, whole))
+    payload = b"\n".join(whole)
+    seams = len(whole) - 1
+    if (
+        longest > contract.max_bytes
+        or not (payload.startswith(b"{") and payload.endswith(b"}"))
+        or payload.count(b"\n") != seams
+        or payload.count(b"}\n{") != seams
+        or (longest > 2 * _MAX_DEPTH and any(map(_is_too_deep, whole)))
+    ):
+        return None
+    return payload
+
+
+def _suspect_rows(
+    columns: pa.Table, contract: Contract, values: Sequence[bytes | None], read: NDArray[np.int64]
+) -> list[int]:
     """Tell which rows break a rule, or may: all that the validator would not let pass are among them."""
     suspects = pa.array(np.zeros(columns.num_rows, dtype=np.bool_))
-    # An absent field and a null both read as null; only a payload with the word in it can hold a forbidden one.
-    says_null = pa.array([value is not None and b"null" in value for value in values], pa.bool_())
     for name, field in contract.fields.items():
         column = columns.column(name).combine_chunks()
         checks = _broken_rules(column, field)
         if column.null_count and name in contract.required:
             checks.append(pc.is_null(column))
         elif column.null_count and not contract.is_nullable(name):
-            checks.append(pc.and_(pc.is_null(column), says_null))
+            # An absent field and a null both read as null; only a payload with the word in it can hold a forbidden one.
+            nulls = pc.indices_nonzero(pc.is_null(column)).to_numpy()
+            says_null = np.zeros(len(column), dtype=np.bool_)
+            says_null[nulls] = [b"null" in (values[position] or b"") for position in read[nulls]]
+            checks.append(pa.array(says_null))
         for check in checks:
             suspects = pc.or_(suspects, pc.fill_null(check, False))
     indices: list[int] = pc.indices_nonzero(suspects).to_pylist()
@@ -315,7 +338,7 @@ def _reject(batch: RawBatch, position: int, reason: Reason, detail: str) -> dict
 
 
 def _with_input_columns(columns: pa.Table, *, batch: RawBatch, positions: pa.Array) -> pa.Table:
-    request_ids = [_request_id(headers) for headers in batch.headers]
+    request_ids = [_request_id(headers) for headers in batch.headers] if batch.has_headers else [None] * len(batch)
     values = (
         pa.array(batch.offsets, pa.int64()).take(positions),
         pa.array(batch.broker_time_us, pa.int64()).take(positions),
@@ -333,7 +356,7 @@ def arrival_times_us(batch: RawBatch) -> NDArray[np.int64]:
         ``(n_rows,)`` int64, microseconds since the epoch.
     """
     arrived = batch.broker_time_us.copy()
-    for position, headers in enumerate(batch.headers):
+    for position, headers in enumerate(batch.headers if batch.has_headers else ()):
         for name, value in headers or ():
             if name == PRODUCED_TIME_HEADER and value is not None and value.isdigit() and len(value) < 19:
                 arrived[position] = int(value)

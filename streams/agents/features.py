@@ -187,6 +187,8 @@ class FeaturesWorker:
             )
 
     async def _write_dead_letters(self, batch: RawBatch, dead_letters: pa.Table) -> None:
+        if not dead_letters.num_rows:
+            return
         positions = {int(offset): position for position, offset in enumerate(batch.offsets)}
         source = self._sources[batch.topic]
         for letter in dead_letters.to_pylist():

@@ -58,7 +58,7 @@ def create_app(
         broker_producer=f"kafka://{brokers}",
         broker_commit_interval=commit_interval_s,
         broker_session_timeout=30.0,
-        stream_buffer_maxsize=16,
+        stream_buffer_maxsize=1,  # what waits is joined before it is handed over
         stream_recovery_delay=0.0,
         stream_wait_empty=False,
         topic_disable_leader=True,

@@ -29,6 +29,7 @@ from streams.transport.poller import PollThread
 
 logger = logging.getLogger(__name__)
 
+_MAX_ROWS = 50_000
 _TIMEOUT_S = 15.0
 _ASK_TIMEOUT_S = 3.0
 _COMMITTED_TIMEOUT_S = 60.0
@@ -232,7 +233,7 @@ class ColumnarConsumer(FaustConsumer):  # type: ignore[misc]
 
     def _pop_ready(self, active_partitions: set[TP] | None) -> dict[TP, list[RawBatch]]:
         return {
-            tp: [batches.popleft()]
+            tp: [RawBatch.join(_pop(batches, max_rows=_MAX_ROWS))]
             for tp, batches in self._ready.items()
             if batches and (active_partitions is None or tp in active_partitions)
         }
@@ -469,6 +470,16 @@ class ColumnarConsumer(FaustConsumer):  # type: ignore[misc]
             }
 
         return await asyncio.wrap_future(self.poller.call(ask))
+
+
+def _pop(batches: deque[RawBatch], *, max_rows: int) -> list[RawBatch]:
+    """Take what has gathered while earlier rows were worked on: the further behind, the larger the batch."""
+    taken = [batches.popleft()]
+    n_rows = len(taken[0])
+    while batches and n_rows + len(batches[0]) <= max_rows:
+        n_rows += len(batches[0])
+        taken.append(batches.popleft())
+    return taken
 
 
 def _committed(consumer: KafkaConsumer, partitions: set[Partition]) -> dict[Partition, CommittedOffset]:

@@ -13,6 +13,7 @@ from schemas.errors import ServiceError
 from streams.agents.worker import create_app
 from streams.batch import RawBatch
 from streams.observability.metrics import Metrics
+from streams.transport import consumer as consumer_module
 from streams.transport.consumer import ColumnarConsumer, ColumnarSchema, Transport
 from streams.transport.options import CommittedOffset, ConsumerOptions, Partition
 from streams.transport.poller import PollThread
@@ -133,6 +134,30 @@ async def deliver_each(consumer: ColumnarConsumer, *batches: RawBatch) -> list[C
 
 def batch(first: int, n: int = 10, *, partition: int = 0, size: int = 1) -> RawBatch:
     return make_batch([b"x" * size] * n, first_offset=first, partition=partition)
+
+
+async def test_what_has_gathered_is_one_batch(
+    consumer: ColumnarConsumer, committed: Committed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consumer_module, "_MAX_ROWS", 25)
+    await assign(consumer)
+    batches = [batch(0), batch(10), batch(20), batch(30, 40), batch(70)]
+    first, *_ = await deliver(consumer, *batches)
+    rest = [message async for _, message in consumer.getmany(0.0)]
+    rest += [message async for _, message in consumer.getmany(0.0)]
+    rest += [message async for _, message in consumer.getmany(0.0)]
+    assert [message.value.offsets.tolist() for message in (first, *rest)] == [
+        list(range(20)),
+        list(range(20, 30)),
+        list(range(30, 70)),
+        list(range(70, 80)),
+    ]
+    assert len(first.value.values) == len(first.value.keys) == len(first.value.headers) == 20
+    for message in (first, *rest):
+        message.ack(consumer)
+    await consumer.force_commit()
+    assert committed.offsets == [{("t", 0): 80}]
+    assert consumer.held_bytes == 0
 
 
 async def test_a_batch_is_one_message(consumer: ColumnarConsumer) -> None:
