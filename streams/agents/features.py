@@ -15,6 +15,7 @@ from schemas.errors import ConfigError, WindowingError
 from schemas.row import Pane
 from schemas.source import EventSource
 from schemas.view import FeatureView
+from streams.agents.dead_letter import write_dead_letter
 from streams.agents.worker import consume, consumer_config, create_app, fail
 from streams.batch import RawBatch
 from streams.lineage.openlineage import LineageEmitter
@@ -192,14 +193,8 @@ class FeaturesWorker:
         positions = {int(offset): position for position, offset in enumerate(batch.offsets)}
         source = self._sources[batch.topic]
         for letter in dead_letters.to_pylist():
-            position = positions[letter["_offset"]]
-            headers = [*(batch.headers[position] or ()), *_dead_letter_headers(batch, letter)]
-            await self._epoch.write(
-                source.dead_letter_topic,
-                key=batch.keys[position],
-                value=batch.values[position],
-                headers=headers,
-            )
+            position = positions[letter.pop("_offset")]
+            await write_dead_letter(self._epoch, source.dead_letter_topic, batch, position, **letter)
 
     async def _commit(self, offsets: Mapping[Partition, int]) -> None:
         started = time.perf_counter()
@@ -282,16 +277,3 @@ class FeaturesWorker:
                 computed_time_us=computed_us,
                 event_time_us=newest.value,
             )
-
-
-def _dead_letter_headers(batch: RawBatch, letter: Mapping[str, Any]) -> list[tuple[str, bytes]]:
-    facts = {
-        "reason": letter["reason"],
-        "detail": letter["detail"],
-        "topic": batch.topic,
-        "partition": batch.partition,
-        "offset": letter["_offset"],
-        "late_by_us": letter["late_by_us"],
-        "view": letter["view"],
-    }
-    return [(f"headrace.{name}", str(fact).encode()) for name, fact in facts.items() if fact is not None]

@@ -21,7 +21,7 @@ from schemas.errors import InferenceTimeoutError, InferenceUnavailableError, Sin
 from schemas.model import ModelSpec, ServedVersion
 from schemas.score import LATENCY_STAGES, Arm, ServedBy
 from schemas.view import FeatureView
-from streams.agents.dead_letter import dead_letter_headers
+from streams.agents.dead_letter import write_dead_letter
 from streams.agents.feature_topic import decode_feature_rows
 from streams.agents.worker import consume, consumer_config, create_app, fail
 from streams.batch import RawBatch
@@ -201,7 +201,13 @@ class ScoringWorker:
 
     async def _score(self, batch: MicroBatch[_Chunk]) -> Scored:
         started = time.perf_counter()
-        scored = await self._until_available(lambda: self._scorer.score(batch.rows, now_us=time.time_ns() // 1_000))
+        scored = await self._until_available(
+            lambda: self._scorer.score(
+                batch.rows,
+                now_us=time.time_ns() // 1_000,
+                on_failure=lambda store: self._metrics.store_retried("scoring", store=store),
+            )
+        )
         self._metrics.batch_processed("scoring", rows=batch.rows.num_rows, seconds=time.perf_counter() - started)
         return scored
 
@@ -227,18 +233,15 @@ class ScoringWorker:
             span = batch.spans[int(np.searchsorted(starts, row, side="right")) - 1]
             raw = span.chunk.batch
             position = row - span.start + span.start_in_chunk
-            await self._epoch.write(
+            await write_dead_letter(
+                self._epoch,
                 self._model.dead_letter_topic,
-                key=raw.keys[position],
-                value=raw.values[position],
-                headers=dead_letter_headers(
-                    raw,
-                    position,
-                    reason=letter["reason"],
-                    detail=letter["detail"],
-                    view=self._view.name,
-                    request_id=batch.rows["request_id"][row].as_py(),
-                ),
+                raw,
+                position,
+                reason=letter["reason"],
+                detail=letter["detail"],
+                view=self._view.name,
+                request_id=batch.rows["request_id"][row].as_py(),
             )
 
     def _tell_lineage(self, batches: Sequence[MicroBatch[_Chunk]], made: Sequence[Scored], *, started_us: int) -> None:
@@ -271,8 +274,15 @@ class ScoringWorker:
     async def _until_connected(self) -> None:
         async with self._connecting:
             if not self._is_connected:
-                await self._until_available(self._connect)
+                await self._until_available(self._connect_once)
                 self._is_connected = True
+
+    async def _connect_once(self) -> None:
+        try:
+            await self._connect()
+        except _UNAVAILABLE:
+            self._metrics.store_retried("scoring", store="triton")
+            raise
 
     async def _until_available(self, call: Callable[[], Awaitable[Answer]]) -> Answer:
         """Call until the service answers.
@@ -289,7 +299,6 @@ class ScoringWorker:
                     raise _ReleasedError from exc
                 wait_s = min(wait_s * 2, _MAX_RETRY_S)
                 store = "redis" if isinstance(exc, SinkUnavailableError) else "triton"
-                self._metrics.store_retried("scoring", store=store)
                 logger.warning("scoring waits for %s, next try in %.1f s: %s", store, wait_s, exc)
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._released.wait(), wait_s)
@@ -324,8 +333,6 @@ class ScoringWorker:
         self._metrics.rows_counted("scoring", self._view.name, counts)
         for reason, rows in scored.ignored.items():
             self._metrics.rows_counted("scoring", self._view.name, {"ignored": rows}, reason=reason)
-        for store, times in scored.retries.items():
-            self._metrics.store_retried("scoring", store=store, times=times)
         if scored.dead_letters.num_rows:
             self._metrics.dead_letters(self._view.topic, scored.dead_letters["reason"])
 

@@ -8,7 +8,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -49,7 +49,6 @@ class Scored:
         lookup_ms: What reading the online store took, retries included.
         inference_ms: What the model server took, retries included.
         scored_rows: ``(n_scores,)`` int64, index of each score's row among the rows given.
-        retries: How often a call of each service (``redis``, ``triton``) had to be repeated.
     """
 
     scores: pa.Table
@@ -58,7 +57,6 @@ class Scored:
     scored_rows: NDArray[np.int64]
     lookup_ms: float = 0.0
     inference_ms: float = 0.0
-    retries: Mapping[str, int] = field(default_factory=dict)
 
 
 class Scorer:
@@ -110,12 +108,14 @@ class Scorer:
         self._sleep = sleep
         self._schema = score_row_schema(spec)
 
-    async def score(self, rows: pa.Table, *, now_us: int) -> Scored:
+    async def score(self, rows: pa.Table, *, now_us: int, on_failure: Callable[[str], None] = lambda _: None) -> Scored:
         """Score the as-of rows among ``rows``; safe to repeat, nothing is kept between calls.
 
         Args:
             rows: Rows of the trigger view, ``view.row_schema``, from any partitions.
             now_us: The time at which scoring begins.
+            on_failure: Told the service (``redis``, ``triton``) of each call that failed and may be tried again, also
+                of those of a round that comes to nothing.
 
         Raises:
             SchemaMismatchError: The rows lack columns.
@@ -136,13 +136,15 @@ class Scorer:
                 scored_rows=np.empty(0, np.int64),
             )
         began_ns = self._clock_ns()
-        values, repeated_reads = await self._retry(lambda: self._read(asked))
+        values = await self._retry(lambda: self._read(asked), failed=lambda: on_failure("redis"))
         read_ns = self._clock_ns()
         columns = {item.name: values[item.view].features[item.feature] for item in spec.inputs}
         matrix, is_complete = spec.matrix(columns, n_rows=asked.num_rows)
         ready_ns = self._clock_ns()
-        inference, repeated_calls = await self._retry(
-            lambda: self._model.infer(matrix, timeout_s=self._timeout_s), recover=self._model.recover
+        inference = await self._retry(
+            lambda: self._model.infer(matrix, timeout_s=self._timeout_s),
+            failed=lambda: on_failure("triton"),
+            recover=self._model.recover,
         )
         ended_ns = self._clock_ns()
         outputs, faults = read_outputs(spec, inference, n_rows=asked.num_rows)
@@ -163,7 +165,6 @@ class Scorer:
             scored_rows=scored_rows,
             lookup_ms=lookup_ms,
             inference_ms=inference_ms,
-            retries={"redis": repeated_reads, "triton": repeated_calls},
         )
 
     def _select(self, rows: pa.Table) -> tuple[pa.Table, dict[str, int]]:
@@ -200,21 +201,26 @@ class Scorer:
         return values
 
     async def _retry(
-        self, call: Callable[[], Awaitable[Answer]], *, recover: Callable[[], Awaitable[None]] | None = None
-    ) -> tuple[Answer, int]:
-        """Make a call until it succeeds; returns its answer and how often it was repeated."""
-        repeated = 0
+        self,
+        call: Callable[[], Awaitable[Answer]],
+        *,
+        failed: Callable[[], None],
+        recover: Callable[[], Awaitable[None]] | None = None,
+    ) -> Answer:
+        """Make a call until it succeeds; tell of each that fails."""
+        failures = 0
         while True:
             try:
-                return await call(), repeated
+                return await call()
             except _RETRYABLE as exc:
-                repeated += 1
-                if repeated == self._attempts:
+                failures += 1
+                failed()
+                if failures == self._attempts:
                     raise
-                logger.warning("attempt %d of %d failed: %s", repeated, self._attempts, exc)
+                logger.warning("attempt %d of %d failed: %s", failures, self._attempts, exc)
                 # A model that is slow is not gone: to load it anew would make it slower.
                 is_gone = isinstance(exc, InferenceUnavailableError)
-            await self._sleep(self._backoff_s * 2 ** (repeated - 1))
+            await self._sleep(self._backoff_s * 2 ** (failures - 1))
             if recover is not None and is_gone:
                 await recover()
 

@@ -128,7 +128,9 @@ class Metrics:
             buckets=DURATION_BUCKETS_S,
         )
         self._store_retries = self._counter(
-            "headrace_store_retries_total", "Calls repeated because a store did not answer.", labels=("role", "store")
+            "headrace_store_retries_total",
+            "Calls that a store did not answer, each of which is repeated.",
+            labels=("role", "store"),
         )
         self._scores = self._counter(
             "headrace_scores_total",
@@ -238,9 +240,9 @@ class Metrics:
         self._add(self._offline_commits, 1 if rows else 0, view)
         self._observe(self._offline_commit_duration, seconds, view)
 
-    def store_retried(self, role: str, *, store: str, times: int = 1) -> None:
+    def store_retried(self, role: str, *, store: str) -> None:
         """Report that a call is repeated because a store (``redis``, ``delta``, ``triton``) did not answer."""
-        self._add(self._store_retries, times, role, store)
+        self._add(self._store_retries, 1, role, store)
 
     def scored(self, model: str, *, arm: str, served_by: str, complete: int, incomplete: int = 0) -> None:
         """Report scores, those with every feature there and those without."""

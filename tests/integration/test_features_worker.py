@@ -1,5 +1,6 @@
 """The features role on a real Kafka, across what a user does to its views and what becomes of its topics."""
 
+import hashlib
 import json
 import os
 import signal
@@ -12,13 +13,14 @@ from typing import Any
 
 import pytest
 from confluent_kafka import TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
 
 from infra.local.port import choose_ports
 from infra.local.process import ProcessIdentity, exit_code, spawn, wait_until
 from jobs.consumer_group import is_caught_up
 from jobs.scrape import scrape
 from jobs.topic_reader import read_topic
+from streams.transport.epoch import MAX_RECORD_BYTES
 from tests.support.kafka import TIMEOUT_S, produce
 
 GROUP = "headrace.shop.features"
@@ -130,6 +132,13 @@ class Workbench:
         """Delete what the group has committed, as Kafka does with a group that was away for a week."""
         admin = AdminClient({"bootstrap.servers": self.brokers})
         admin.delete_consumer_groups([GROUP])[GROUP].result(TIMEOUT_S)
+
+    def allow_bytes(self, n_bytes: int) -> None:
+        """Let the source topic take records up to this size."""
+        setting = ConfigEntry("max.message.bytes", str(n_bytes), incremental_operation=AlterConfigOpType.SET)
+        resource = ConfigResource(ConfigResource.Type.TOPIC, self.topic, incremental_configs=[setting])
+        admin = AdminClient({"bootstrap.servers": self.brokers})
+        admin.incremental_alter_configs([resource])[resource].result(TIMEOUT_S)
 
     def delete_records(self, before: int, *, partition: int = 0) -> None:
         """Delete records, as retention does."""
@@ -247,6 +256,20 @@ def test_what_retention_took_before_it_was_read_is_told_and_the_rest_is_processe
     lost = scrape([bench.port]).total("headrace_offsets_lost_total", role="features", topic=bench.topic)
     assert lost == 50
     assert f"{bench.topic}-0: offsets 100 to 149 are gone" in bench.log.read_text()
+
+
+def test_an_event_larger_than_any_dead_letter_is_cut_and_the_worker_goes_on(bench: Workbench) -> None:
+    bench.define("a")
+    bench.start()
+    bench.allow_bytes(4 * MAX_RECORD_BYTES)
+    huge = b'{"user_id": "' + b"x" * 2 * MAX_RECORD_BYTES + b'"}'
+    bench.send_values([huge])
+    bench.send(10)
+    bench.drain()
+    assert bench.as_of("a") == Counter((0, offset) for offset in range(1, 11))
+    (letter,) = bench.dead()
+    assert (letter["headrace.reason"], letter["headrace.offset"]) == (b"schema_violation", b"0")
+    assert letter["headrace.value_sha256"] == hashlib.sha256(huge).hexdigest().encode()
 
 
 def test_a_topic_that_was_made_again_is_refused(bench: Workbench) -> None:

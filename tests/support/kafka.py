@@ -26,7 +26,7 @@ def make_group() -> str:
 
 def produce(brokers: str, topic: str, values: Sequence[bytes], *, partition: int = 0) -> None:
     """Put values on a partition, all of them acknowledged."""
-    producer = Producer({"bootstrap.servers": brokers, "linger.ms": 5})
+    producer = Producer({"bootstrap.servers": brokers, "linger.ms": 5, "message.max.bytes": 16 * 2**20})
     for value in values:
         producer.produce(topic, value, partition=partition)
         producer.poll(0)

@@ -321,11 +321,12 @@ async def test_integer_and_boolean_outputs_must_be_such():
 async def test_a_model_that_is_away_is_tried_again_and_brought_back(caplog: pytest.LogCaptureFixture):
     model = FakeModel(failures=[InferenceUnavailableError("gone"), InferenceTimeoutError("slow")])
     scorer = make_scorer(model=model)
+    failures = []
     with caplog.at_level(logging.WARNING):
-        scored = await scorer.score(make_triggers({}), now_us=NOW_US)
+        scored = await scorer.score(make_triggers({}), now_us=NOW_US, on_failure=failures.append)
 
     assert scored.scores.num_rows == 1
-    assert scored.retries == {"redis": 0, "triton": 2}
+    assert failures == ["triton", "triton"]
     # Only for the one that was gone: a model that is slow would be made slower.
     assert (model.recoveries, scorer.waits) == (1, [0.2, 0.4])
     assert [record.message for record in caplog.records] == [
@@ -336,17 +337,22 @@ async def test_a_model_that_is_away_is_tried_again_and_brought_back(caplog: pyte
 
 async def test_after_the_last_attempt_the_error_is_raised_so_that_the_rows_are_kept():
     model = FakeModel(failures=[InferenceUnavailableError(f"gone {number}") for number in range(9)])
+    reader, failures = FakeReader(STORED, failures=[SinkUnavailableError("gone")]), []
     with pytest.raises(InferenceUnavailableError, match="gone 2"):
-        await make_scorer(model=model).score(make_triggers({}), now_us=NOW_US)
+        await make_scorer(model=model, reader=reader).score(
+            make_triggers({}), now_us=NOW_US, on_failure=failures.append
+        )
 
     assert len(model.batches) == 3
+    assert failures == ["redis", "triton", "triton", "triton"]
 
 
 async def test_an_online_store_that_is_away_is_tried_again():
     reader = FakeReader(STORED, failures=[SinkUnavailableError("gone")])
-    scored = await make_scorer(reader=reader).score(make_triggers({}), now_us=NOW_US)
+    failures = []
+    scored = await make_scorer(reader=reader).score(make_triggers({}), now_us=NOW_US, on_failure=failures.append)
 
-    assert (scored.scores.num_rows, scored.retries, len(reader.calls)) == (1, {"redis": 1, "triton": 0}, 2)
+    assert (scored.scores.num_rows, failures, len(reader.calls)) == (1, ["redis"], 2)
 
 
 async def test_a_model_that_wants_other_inputs_is_not_tried_again():

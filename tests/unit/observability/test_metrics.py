@@ -110,7 +110,8 @@ def test_stores_and_scores_are_counted(metrics: Metrics, registry: CollectorRegi
     metrics.epoch_committed("features", seconds=0.01)
     metrics.batch_processed("features", rows=50, seconds=0.004)
     metrics.store_retried("online", store="redis")
-    metrics.store_retried("scoring", store="triton", times=3)
+    for _ in range(3):
+        metrics.store_retried("scoring", store="triton")
     metrics.lineage_sent()
     metrics.lineage_failed("queue_full", events=2)
     expected = {
