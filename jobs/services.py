@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from infra.local.port import without_login
 from infra.local.service import SERVICE_NAMES
 from infra.local.services import ServiceStatus
 from jobs.settings import Settings
@@ -43,7 +44,7 @@ def up(only: _Only = None, *, as_json: _Json = False) -> None:
 
     services.up(only or SERVICE_NAMES, on_ready=on_ready)
     if as_json:
-        typer.echo(json.dumps([asdict(status) for status in ready], indent=2))
+        typer.echo(json.dumps([_document(status) for status in ready], indent=2))
     elif any(status.log for status in ready):
         typer.echo(f"Logs are in {settings.home / 'logs'}")
 
@@ -62,7 +63,7 @@ def status(only: _Only = None, *, as_json: _Json = False) -> None:
     settings = Settings.from_environment(os.environ)
     statuses = settings.local_services().status(only or SERVICE_NAMES)
     if as_json:
-        typer.echo(json.dumps([asdict(status) for status in statuses], indent=2))
+        typer.echo(json.dumps([_document(status) for status in statuses], indent=2))
     else:
         typer.echo("\n".join(_rows(statuses)))
         if any(entry.log for entry in statuses):
@@ -74,19 +75,23 @@ def status(only: _Only = None, *, as_json: _Json = False) -> None:
         raise typer.Exit(1)
 
 
+def _document(status: ServiceStatus) -> dict[str, object]:
+    return {**asdict(status), "address": None if status.address is None else without_login(status.address)}
+
+
 def _line(status: ServiceStatus) -> str:
     if status.state == "given":
         how = "given, healthy"
     else:
         how = "already up" if status.took_ms is None else f"up in {status.took_ms / 1_000:.1f} s"
-    return f"{status.name:<7} {status.address or '':<24}  {_version(status):<26}  {how}"
+    return f"{status.name:<7} {without_login(status.address or ''):<24}  {_version(status):<26}  {how}"
 
 
 def _rows(statuses: list[ServiceStatus]) -> list[str]:
     cells = [("SERVICE", "STATE", "ADDRESS", "PID", "VERSION")]
     for entry in statuses:
         pid = "" if entry.pid is None else str(entry.pid)
-        cells.append((entry.name, entry.state, entry.address or "", pid, _version(entry)))
+        cells.append((entry.name, entry.state, without_login(entry.address or ""), pid, _version(entry)))
     widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
 

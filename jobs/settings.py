@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Annotated, Any, Final, get_type_hints
-from urllib.parse import urlsplit
 
 from infra.local.port import split_address
 from infra.local.service import ServiceAddresses
@@ -39,12 +38,15 @@ def _brokers(text: str) -> str | None:
 
 
 def _redis_url(text: str) -> str | None:
-    parts = urlsplit(text)
-    is_socket = parts.scheme == "unix" and parts.path
-    is_server = parts.scheme in ("redis", "rediss", "redis+cluster") and parts.hostname and parts.port != 0
-    has_database = parts.path.strip("/") == "" or parts.path.strip("/").isdecimal()
-    if text and not is_socket and not (is_server and has_database):
-        raise ValueError(text)
+    if text:
+        # It loads the client library, which a setting that is not there must not cost.
+        from streams.sinks.redis_address import RedisAddress  # noqa: PLC0415
+
+        try:
+            RedisAddress.parse(text)
+        except ConfigError as exc:
+            msg = f"HEADRACE_REDIS: {exc}"  # without user and password, which the text may hold
+            raise ConfigError(msg) from exc
     return text or None
 
 
@@ -113,7 +115,8 @@ class Settings:
             "HEADRACE_REDIS",
             kind="redis://host:port/database",
             default="",
-            doc="URL of a Redis to use, redis+cluster:// for a cluster; without it the local one.",
+            doc="URL of a Redis, redis+cluster:// for a cluster, redis+sentinel:// for sentinels, rediss for TLS; "
+            "without it the local one.",
             read=_redis_url,
         ),
     ]

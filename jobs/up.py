@@ -11,7 +11,7 @@ from typing import Annotated, Final
 import typer
 from rich.console import Console
 
-from infra.local.port import choose_ports
+from infra.local.port import choose_ports, without_login
 from infra.local.service import SERVICE_NAMES, ServiceAddresses
 from infra.local.services import LocalServices, ServiceStatus
 from infra.local.state import claimed
@@ -132,7 +132,7 @@ class _Run:
         self._start_workers([Role.SCORING])
 
     def _tell(self, status: ServiceStatus) -> None:
-        self._say(f"{status.name:<7} {status.address}")
+        self._say(f"{status.name:<7} {without_login(status.address or '')}")
 
     def _say(self, line: str, *, style: str | None = None) -> None:
         # The terminal may be gone, which ends the run: in good order all the same.

@@ -4,6 +4,7 @@
 # ruff: noqa: PLC0415
 
 import logging
+from contextlib import ExitStack
 from typing import Final
 
 from infra.local.port import accepts_connections
@@ -12,7 +13,6 @@ from schemas.errors import ServiceError
 _SILENT: Final = logging.getLogger("headrace.local.health.silent")
 _SILENT.addHandler(logging.NullHandler())
 _SILENT.propagate = False
-_CLUSTER: Final = "redis+cluster://"
 
 
 def check_kafka(address: str, *, timeout_s: float) -> str:
@@ -58,15 +58,31 @@ def check_redis(url: str, *, timeout_s: float) -> str:
     """
     import redis
     from redis.exceptions import RedisClusterException
+    from redis.sentinel import Sentinel
 
+    from streams.sinks.redis_address import RedisAddress, RedisKind
+
+    address = RedisAddress.parse(url)
+    options = {"socket_timeout": timeout_s, "socket_connect_timeout": timeout_s}
     try:
-        kind = redis.RedisCluster if url.startswith(_CLUSTER) else redis.Redis
-        plain = url.replace(_CLUSTER, "redis://", 1)
-        with kind.from_url(plain, socket_timeout=timeout_s, socket_connect_timeout=timeout_s) as client:
+        with ExitStack() as stack:
+            if address.kind is RedisKind.SENTINEL:
+                sentinels = Sentinel(  # type: ignore[no-untyped-call]
+                    address.sentinels,
+                    sentinel_kwargs={**address.sentinel_options, **options},
+                    **address.options,
+                    **options,
+                )
+                for sentinel in sentinels.sentinels:
+                    stack.enter_context(sentinel)
+                client = stack.enter_context(sentinels.master_for(address.master))  # type: ignore[no-untyped-call]
+            else:
+                kind = redis.RedisCluster if address.kind is RedisKind.CLUSTER else redis.Redis
+                client = stack.enter_context(kind.from_url(address.url, **options))
             client.ping()
             server = client.info("server")
     except (redis.RedisError, RedisClusterException, ValueError, OSError) as exc:
-        msg = f"{url} does not answer PING: {exc}"
+        msg = f"Redis at {address.shown} does not answer PING: {exc}"
         raise ServiceError(msg) from exc
     if "valkey_version" in server:
         return f"Valkey {server['valkey_version']}"

@@ -16,6 +16,11 @@ _TRIES: Final = 200
 _ADDRESS: Final = re.compile(r"(?:(?P<host>[\w.-]+)|\[(?P<ipv6>[0-9A-Fa-f:.%\w]+)\]):(?P<port>[0-9]{1,5})", re.ASCII)
 
 
+def without_login(address: str) -> str:
+    """Take user and password out of an address, for people and logs."""
+    return re.sub(r"//[^@/]*@", "//", address)
+
+
 def is_port_free(port: int) -> bool:
     """Tell whether a server could listen on ``port`` of the loopback address now.
 

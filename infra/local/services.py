@@ -19,7 +19,7 @@ from typing import Final, Literal
 from infra.local.guard import watch
 from infra.local.health import check_kafka, check_redis, check_triton
 from infra.local.kafka.broker import KafkaService
-from infra.local.port import choose_ports, is_port_free
+from infra.local.port import choose_ports, is_port_free, without_login
 from infra.local.process import exit_code, read_lines, spawn, telling_lines, wait_until
 from infra.local.service import SERVICE_NAMES, Launch, Notify, Service, ServiceAddresses
 from infra.local.state import ServiceRecord, locked, read_state, write_state
@@ -315,7 +315,8 @@ class LocalServices:
         except ServiceError as exc:
             variable = f"HEADRACE_{name.upper()}"
             msg = (
-                f"{_TITLES[name]} is given as {address} ({variable}), but is not healthy: {str(exc).rstrip('.')}. "
+                f"{_TITLES[name]} is given as {without_login(address)} ({variable}), but is not healthy: "
+                f"{str(exc).rstrip('.')}. "
                 f"Start it, or correct {variable}, or unset it to run one of Headrace's own"
             )
             raise ServiceError(msg) from exc

@@ -7,6 +7,7 @@ entities that are active; those of a view without one stay. See ``infra/adr/0003
 and the measurements behind it.
 """
 
+import asyncio
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ import pyarrow as pa
 
 from schemas.row import Pane
 from schemas.view import FeatureView
-from streams.sinks.packing import pack_rows, unpack_value
+from streams.sinks.packing import pack_rows, packing_of, unpack_value
 from streams.sinks.redis_client import RedisClient
 from streams.sinks.rows import check_rows, newest_rows
 
@@ -28,23 +29,25 @@ KEEP_TTLS: Final = 2
 """Redis drops a value that has not been replaced for this many times its view's ``ttl``, plus up to a tenth, so that
 values written together do not expire together. More than 1, so that a reader sees ``stale`` before ``missing``."""
 
+_ROWS_PER_SEND: Final = 4 * ROWS_PER_CALL
+"""Rows that are packed and sent at a time: the server works on them while the next ones are packed."""
+
 _GUARDED_SET: Final = """
 -- KEYS: one per row.
--- ARGV: milliseconds to keep a value (0: for good), start of the jitter in [0, 1), then one value per row.
--- A value begins with its order, 60 digits, and its tag; digits alone, so that no locale's collation can reorder them.
--- Numbers would not do: Lua's are doubles, exact to 2^53 only.
+-- ARGV: milliseconds to keep a value (0: for good), start of the jitter in [0, 1), the tag of all rows, then one value
+-- per row. A value begins with its order, 60 digits, and the tag; digits alone, so that no locale's collation can
+-- reorder them. Numbers would not do: Lua's are doubles, exact to 2^53 only.
 local keep = tonumber(ARGV[1])
 local jitter = tonumber(ARGV[2])
+local tag = ARGV[3]
 local written = 0
 for i = 1, #KEYS do
-  local value = ARGV[i + 2]
+  local value = ARGV[i + 3]
   local stored = redis.pcall('GETRANGE', KEYS[i], 0, 77)
   if type(stored) == 'table' then
     return redis.error_reply(stored['err'] .. ' (key ' .. KEYS[i] .. ')')
   end
-  local replaces = string.sub(stored, 61, 78) ~= string.sub(value, 61, 78)
-    or string.sub(stored, 1, 60) < string.sub(value, 1, 60)
-  if replaces then
+  if stored < string.sub(value, 1, 78) or string.sub(stored, 61, 78) ~= tag then
     if keep > 0 then
       jitter = (jitter + 0.6180339887) % 1
       redis.call('SET', KEYS[i], value, 'PX', string.format('%.0f', keep * (1 + 0.1 * jitter)))
@@ -161,14 +164,27 @@ class OnlineWriter:
         if rows.num_rows == 0:
             return WriteResult(written=0, superseded=0)
         newest = newest_rows(rows, view=view)
-        keys = [online_key(view, entity, prefix=self._prefix) for entity in newest[view.entity.key].to_pylist()]
-        values = pack_rows(newest, view=view)
         keep_ms = 0 if view.ttl_us is None else max(1, KEEP_TTLS * view.ttl_us // 1_000)
-        jitter = repr(random.random())  # noqa: S311  # spreads expiry, hides nothing
-        replies = await self._client.run_script(
-            _GUARDED_SET, keys=keys, values=values, arguments=(str(keep_ms), jitter), keys_per_call=ROWS_PER_CALL
-        )
-        written = sum(replies)
+        tag = packing_of(view).tag.decode()
+        sent: list[asyncio.Task[list[int]]] = []
+        for start in range(0, newest.num_rows, _ROWS_PER_SEND):
+            part = newest.slice(start, _ROWS_PER_SEND)
+            call = self._client.run_script(
+                _GUARDED_SET,
+                keys=[online_key(view, entity, prefix=self._prefix) for entity in part[view.entity.key].to_pylist()],
+                values=pack_rows(part, view=view),
+                arguments=(str(keep_ms), repr(random.random()), tag),  # noqa: S311  # spreads expiry, hides nothing
+                keys_per_call=ROWS_PER_CALL,
+            )
+            sent.append(asyncio.create_task(call))
+            await asyncio.sleep(0)  # it goes out now
+        # All of them end before an error is raised: nothing of this write goes on behind the next one.
+        answers = await asyncio.gather(*sent, return_exceptions=True)
+        written = 0
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                raise answer
+            written += sum(answer)
         return WriteResult(written=written, superseded=rows.num_rows - written)
 
     async def close(self) -> None:

@@ -10,11 +10,13 @@ Times are integers in microseconds. Features stand in the order of their names (
 the order they were written in). NaN and the infinities, which no row of the engine has, would be null.
 """
 
+import io
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final, Self
 
 import orjson
+import polars as pl
 import pyarrow as pa
 
 from schemas.row import Pane
@@ -87,12 +89,34 @@ def pack_rows(rows: pa.Table, *, view: FeatureView) -> list[bytes]:
     """Pack rows, each into one value; see the module's text for the format."""
     packing = packing_of(view)
     order = zip(*(rows[name].cast(pa.int64()).to_pylist() for name in ORDER_COLUMNS), strict=True)
-    columns = [_json_values(rows[name]) for name in packing.columns]
-    dump, tag = orjson.dumps, packing.tag
+    tag = packing.tag
     return [
-        b"%020d%020d%020d%b%b" % (end + _BIAS, index + _BIAS, offset + _BIAS, tag, dump(row))
-        for (end, index, offset), row in zip(order, zip(*columns, strict=True), strict=True)
+        b"%020d%020d%020d%b[%b]" % (end + _BIAS, index + _BIAS, offset + _BIAS, tag, line)
+        for (end, index, offset), line in zip(order, _json_lines(rows.select(packing.columns)), strict=True)
     ]
+
+
+def _json_lines(rows: pa.Table) -> list[bytes]:
+    """Write each row as the inside of a JSON array, by columns: row by row it takes three times as long.
+
+    Numbers are as CSV writes them, the shortest that read back the same; any other value is made JSON before, and JSON
+    has no line breaks inside.
+    """
+    columns = []
+    for name, values in zip(rows.column_names, rows.columns, strict=True):
+        column = pl.Series(
+            name, pl.from_arrow(values.cast(pa.int64()) if pa.types.is_timestamp(values.type) else values)
+        )
+        if column.dtype.is_float():
+            # What is no finite number is null, as JSON has none.
+            column = column.to_frame().select(pl.when(pl.col(name).is_finite()).then(pl.col(name))).to_series()
+        elif not (column.dtype.is_integer() or column.dtype == pl.Boolean):
+            encoded = column.rename("v").to_frame().to_struct().struct.json_encode()  # {"v":…}
+            column = encoded.str.slice(5).str.head(-1).rename(name)
+        columns.append(column)
+    buffer = io.BytesIO()
+    pl.DataFrame(columns).write_csv(buffer, include_header=False, null_value="null", quote_style="never")
+    return buffer.getvalue().split(b"\n")[:-1]
 
 
 def unpack_value(value: bytes, *, view: FeatureView) -> UnpackedValue | None:
@@ -112,10 +136,3 @@ def unpack_value(value: bytes, *, view: FeatureView) -> UnpackedValue | None:
         broker_time_us=broker_time_us,
         features={name: packed[place] for name, place in packing.features},
     )
-
-
-def _json_values(column: pa.ChunkedArray) -> list[Any]:
-    if pa.types.is_timestamp(column.type):
-        column = column.cast(pa.int64())
-    values: list[Any] = column.to_pylist()
-    return values

@@ -2,22 +2,24 @@
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import sha1
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 from redis import asyncio as redis
 from redis import exceptions
 from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
 from redis.crc import key_slot
 
 from schemas.errors import ConfigError, SinkRejectedError, SinkUnavailableError
+from streams.sinks.redis_address import RedisAddress, RedisKind
 
-CLUSTER_SCHEME: Final = "redis+cluster"
-_SCHEMES: Final = ("redis", "rediss", "unix", CLUSTER_SCHEME)
+REQUIRED_RIGHTS: Final = "~headrace:* +evalsha +script|load +get +mget +getrange +set +wait"
+"""What a user of the online store needs, as Redis spells rights; a reader needs no more than ``+get +mget``. A cluster
+also asks for ``+cluster|slots +cluster|shards +command``, and a client library for its greeting, ``+@connection``."""
 _PASSING: Final = (
     "BUSY",
     "CLUSTERDOWN",
@@ -43,32 +45,45 @@ _PASSING_ERRORS: Final = (
 
 
 class RedisClient:
-    """A lazily connected client of one Redis server or cluster.
+    """A lazily connected client of one Redis server, of a cluster, or of the master that sentinels name.
 
     Belongs to the event loop that first uses it. A call that meets a broken connection is repeated once on a new one:
     all calls made here are safe to repeat.
 
     Args:
-        url: ``redis://``, ``rediss://`` (TLS), ``unix://``, or ``redis+cluster://`` with any node of a cluster.
+        url: See :mod:`streams.sinks.redis_address`.
         timeout_s: Seconds to wait for a connection and for an answer.
     """
 
     def __init__(self, url: str, *, timeout_s: float) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in _SCHEMES:
-            msg = f"Redis address has scheme {parts.scheme!r}, expected one of {list(_SCHEMES)}, e.g. redis://127.0.0.1:6379/0"
-            raise ConfigError(msg)
-        self._is_cluster = parts.scheme == CLUSTER_SCHEME
-        # Without user and password, for messages.
-        self._address = parts.path if parts.scheme == "unix" else parts.netloc.rpartition("@")[2]
+        address = RedisAddress.parse(url)
+        self._is_cluster = address.kind is RedisKind.CLUSTER
+        self._address = address.shown
+        self._wait_replicas = address.wait_replicas
+        self._wait_ms = max(1, int(timeout_s * 500))  # half of it: the answer must come before the connection gives up
+        self._sentinels: list[Any] = []
         options: dict[str, Any] = {"socket_timeout": timeout_s, "socket_connect_timeout": timeout_s}
         try:
             if self._is_cluster:
-                self._client: Any = redis.RedisCluster.from_url("redis" + url.removeprefix(CLUSTER_SCHEME), **options)
+                self._client: Any = redis.RedisCluster.from_url(address.url, **options)
+            elif address.kind is RedisKind.SENTINEL:
+                sentinel = Sentinel(  # type: ignore[no-untyped-call]
+                    list(address.sentinels),
+                    sentinel_kwargs={**address.sentinel_options, **options},
+                    retry=Retry(NoBackoff(), 1),
+                    **address.options,
+                    **options,
+                )
+                self._sentinels = sentinel.sentinels
+                self._client = sentinel.master_for(address.master)
             else:
-                self._client = redis.Redis.from_url(url, retry=Retry(NoBackoff(), 1), **options)
-        except ValueError as exc:
-            msg = f"Redis address of {self._address} is malformed ({exc}), expected e.g. redis://127.0.0.1:6379/0"
+                self._client = redis.Redis.from_url(address.url, retry=Retry(NoBackoff(), 1), **options)
+            if not self._is_cluster:
+                # Else an option that there is not would show at the first call.
+                pool = self._client.connection_pool
+                pool.connection_class(**pool.connection_kwargs)
+        except (ValueError, TypeError, exceptions.RedisError) as exc:
+            msg = f"Redis address {address.shown} has options that cannot be used ({exc}); see those of redis-py"
             raise ConfigError(msg) from exc
 
     async def run_script(
@@ -94,18 +109,26 @@ class RedisClient:
         """
         sha = sha1(script.encode(), usedforsecurity=False).hexdigest()
         calls = self._split(keys, size=keys_per_call)
+
+        async def send() -> list[Any]:
+            pipeline = self._pipeline()
+            for call in calls:
+                parts: list[str | bytes] = [keys[i] for i in call]
+                pipeline.execute_command("EVALSHA", sha, len(call), *parts, *arguments, *(values[i] for i in call))
+            if self._wait_replicas:
+                pipeline.execute_command("WAIT", self._wait_replicas, self._wait_ms)
+            return list(await pipeline.execute(raise_on_error=False))
+
         for _ in range(2):
             with self._mapped_errors():
-                pipeline = self._pipeline()
-                for call in calls:
-                    parts: list[str | bytes] = [keys[i] for i in call]
-                    pipeline.execute_command("EVALSHA", sha, len(call), *parts, *arguments, *(values[i] for i in call))
-                replies = await pipeline.execute(raise_on_error=False)
+                replies = await self._repeated(send)
                 if not any(isinstance(reply, exceptions.NoScriptError) for reply in replies):
                     for reply in replies:
                         if isinstance(reply, Exception):
                             raise reply
-                    return list(replies)
+                    if self._wait_replicas:
+                        self._check_replicas(replies.pop())
+                    return replies
                 # A server that was restarted, failed over or joined knows no script yet.
                 await self._client.script_load(script)
         msg = f"Redis at {self._address} forgets scripts as soon as they are loaded, expected SCRIPT LOAD to last"
@@ -115,7 +138,8 @@ class RedisClient:
         """Get the values of keys, in one round trip to each server."""
         if not keys:
             return []
-        with self._mapped_errors():
+
+        async def send() -> list[bytes | None]:
             if not self._is_cluster:
                 values: list[bytes | None] = await self._client.mget(keys)
                 return values
@@ -124,9 +148,30 @@ class RedisClient:
                 pipeline.get(key)
             return list(await pipeline.execute())
 
+        with self._mapped_errors():
+            return await self._repeated(send)
+
+    async def _repeated(self, send: Callable[[], Awaitable[list[Any]]]) -> list[Any]:
+        """Send, and once more after a failover: the first time goes to the master that was known, the next asks anew."""
+        try:
+            return await send()
+        except exceptions.ConnectionError:
+            if not self._sentinels:
+                raise
+        return await send()
+
     async def close(self) -> None:
         """Close all connections."""
-        await self._client.aclose()
+        for client in (self._client, *self._sentinels):
+            await client.aclose()
+
+    def _check_replicas(self, replicas: int) -> None:
+        if replicas < self._wait_replicas:
+            msg = (
+                f"Redis at {self._address} has the write on {replicas} replicas, expected `wait_replicas`="
+                f"{self._wait_replicas} within {self._wait_ms} ms; see that they run"
+            )
+            raise SinkUnavailableError(msg)
 
     def _pipeline(self) -> Any:
         return self._client.pipeline() if self._is_cluster else self._client.pipeline(transaction=False)
@@ -145,6 +190,12 @@ class RedisClient:
             yield
         except (exceptions.AuthenticationError, exceptions.AuthorizationError) as exc:
             msg = f"Redis at {self._address} refused the login: {exc}; give user and password in its address"
+            raise SinkRejectedError(msg) from exc
+        except exceptions.NoPermissionError as exc:
+            msg = (
+                f"Redis at {self._address} does not let this user do it ({exc}), expected a user who may "
+                f"{REQUIRED_RIGHTS}; see its ACL"
+            )
             raise SinkRejectedError(msg) from exc
         except (exceptions.ConnectionError, *_PASSING_ERRORS) as exc:
             msg = f"Redis at {self._address} is not available ({exc or type(exc).__name__}); see that it runs"

@@ -72,11 +72,6 @@ def test_the_cache_follows_the_users_cache_directory() -> None:
         ("HEADRACE_KAFKA", "localhost", "host:port, several with commas between"),
         ("HEADRACE_KAFKA", "a:9092,,b:9092", "host:port, several with commas between"),
         ("HEADRACE_KAFKA", "a:9092,b", "host:port, several with commas between"),
-        ("HEADRACE_REDIS", "localhost:6379", "redis://host:port/database"),
-        ("HEADRACE_REDIS", "redis://", "redis://host:port/database"),
-        ("HEADRACE_REDIS", "redis://cache:x", "redis://host:port/database"),
-        ("HEADRACE_REDIS", "redis://cache:6379/abc", "redis://host:port/database"),
-        ("HEADRACE_REDIS", "redis://cache:6379/0/1", "redis://host:port/database"),
         ("HEADRACE_TRITON", "http://triton:8000", "host:port"),
         ("HEADRACE_TRITON_FALLBACK", "maybe", "0 or 1"),
         ("HEADRACE_METRICS_PORT", "70000", "port from 1 to 65532, or 0"),
@@ -141,8 +136,22 @@ def test_the_roles_have_ports_side_by_side_or_any_free_ones(first: str, expected
     assert [settings.role_metrics_port(role) for role in Role] == expected
 
 
+@pytest.mark.parametrize("url", ["localhost:6379", "redis://", "redis://:secret@cache:6379/abc"])
+def test_a_wrong_address_of_redis_is_named_without_its_login(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"^HEADRACE_REDIS: Redis address of .* expected one") as caught:
+        Settings.from_environment({"HEADRACE_REDIS": url})
+    assert "secret" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
-    "url", ["redis://cache", "redis://cache:6379/", "redis://cache:6379/15", "redis+cluster://a:1"]
+    "url",
+    [
+        "redis://cache",
+        "redis://cache:6379/",
+        "redis://cache:6379/15",
+        "redis+cluster://a:1",
+        "redis+sentinel://a,b/m/0",
+    ],
 )
 def test_redis_is_a_server_with_or_without_the_number_of_a_database(url: str) -> None:
     assert Settings.from_environment({"HEADRACE_REDIS": url}).redis == url
