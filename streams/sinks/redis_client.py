@@ -152,7 +152,7 @@ class RedisClient:
             return await self._repeated(send)
 
     async def _repeated(self, send: Callable[[], Awaitable[list[Any]]]) -> list[Any]:
-        """Send, and once more after a failover: the first time goes to the master that was known, the next asks anew."""
+        """Send, and once more after a failover: only a new connection asks the sentinels who the master is."""
         try:
             return await send()
         except exceptions.ConnectionError:
