@@ -22,7 +22,9 @@ from streams.inference.scorer import Scorer
 from streams.inference.triton import TritonModel
 from streams.lineage.dataset import Stores
 from streams.lineage.openlineage import LineageEmitter
-from streams.observability.metrics import Metrics, serve_metrics
+from streams.observability.endpoint import serve
+from streams.observability.health import Health
+from streams.observability.metrics import Metrics
 from streams.sinks.offline import OfflineWriter
 from streams.sinks.online import OnlineReader, OnlineWriter
 
@@ -42,17 +44,24 @@ def run_worker(
     brokers, redis_url = settings.address("kafka"), settings.address("redis")
     planned = plan_topics(list(application.views.values()), list(application.models.values()))
     ensure_topics(brokers, planned, patience_s=_PATIENCE_S)
-    metrics = Metrics()
+    metrics, health = Metrics(), Health()
     # Each worker appends to a file of its own, so that lines of two never mix.
     events = settings.lineage.with_name(f"{settings.lineage.stem}.{role}-{worker_id}{settings.lineage.suffix}")
     stores = Stores(kafka=brokers, redis=redis_url, delta=settings.delta)
     with ExitStack() as stack:
-        server = stack.enter_context(serve_metrics(metrics, port=metrics_port, address=settings.metrics_address))
+        server = stack.enter_context(serve(metrics, health, port=metrics_port, address=settings.metrics_address))
         lineage = stack.enter_context(LineageEmitter(events, stores=stores, metrics=metrics))
         logger.info("worker %s %s: metrics on %s, lineage in %s", role, worker_id, server.url, events)
         app = _compose(role, application, settings, worker_id=worker_id, metrics=metrics, lineage=lineage)
         try:
-            run(app, log_level=log_level)
+            run(
+                app,
+                role=role,
+                metrics=metrics,
+                health=health,
+                log_level=log_level,
+                stall_timeout_s=settings.stall_timeout_s,
+            )
         except SystemExit as exc:
             # Faust ends with 1 whatever went wrong. What a new start cannot mend must not look like what it can.
             if isinstance(app.crash_reason, ConfigError):

@@ -11,6 +11,7 @@ from infra.local.service import ServiceAddresses
 from infra.local.services import LocalServices
 from jobs.role import Role
 from schemas.errors import ConfigError, ServiceError
+from schemas.time import parse_duration_us
 
 _TRUE: Final = ("1", "true", "yes", "on")
 _FALSE: Final = ("0", "false", "no", "off")
@@ -60,6 +61,16 @@ def _port(text: str) -> int:
     if not text.isdecimal() or not 0 <= int(text) <= _PORTS - len(Role):
         raise ValueError(text)
     return int(text)
+
+
+def _duration_s(text: str) -> float:
+    try:
+        duration_s = parse_duration_us(text, field="it") / 1e6
+    except ConfigError as exc:
+        raise ValueError(text) from exc
+    if duration_s < 1:
+        raise ValueError(text)
+    return duration_s
 
 
 def _words(text: str) -> tuple[str, ...]:
@@ -199,6 +210,17 @@ class Settings:
             default="127.0.0.1",
             doc="Address of the Prometheus endpoints; 0.0.0.0 in a container.",
             read=str,
+        ),
+    ]
+    stall_timeout_s: Annotated[
+        float,
+        Variable(
+            "HEADRACE_STALL_TIMEOUT",
+            kind="duration of 1s or more, such as 60s",
+            default="60s",
+            doc="A worker that stands still for so long although records wait, and no service keeps it, ends with exit "
+            "code 1.",
+            read=_duration_s,
         ),
     ]
     kafka_jvm_flags: Annotated[

@@ -233,13 +233,16 @@ class FeaturesWorker:
 
     async def _restore(self, committed: Mapping[Partition, CommittedOffset]) -> dict[Partition, int]:
         wanted = [(view, partition) for topic, partition in committed for view in self._views[topic]]
-        states = await asyncio.to_thread(read_states, self._kafka, wanted)
+        states = await asyncio.to_thread(read_states, self._kafka, wanted, on_progress=self._tell_restore)
         starts = {}
         for tp, found in committed.items():
             pipeline = await asyncio.to_thread(self._restore_partition, tp, found, states)
             self._pipelines[tp] = pipeline
             starts[tp] = pipeline.resume_offset
         return starts
+
+    def _tell_restore(self, view: str, partition: int, remaining: int) -> None:
+        self._metrics.restoring(view, partition=partition, remaining=remaining)
 
     def _restore_partition(
         self, tp: Partition, committed: CommittedOffset, states: Mapping[tuple[str, int], ViewState]

@@ -147,9 +147,9 @@ class OfflineWorker:
                 continue
             for event in gathered.events:
                 event.ack()
-            self._metrics.offline_committed(
-                view.name, rows=result.rows, skipped=result.skipped, seconds=time.perf_counter() - started
-            )
+            seconds = time.perf_counter() - started
+            self._metrics.batch_processed("offline", rows=gathered.n_rows, seconds=seconds)
+            self._metrics.offline_committed(view.name, rows=result.rows, skipped=result.skipped, seconds=seconds)
             self._lineage.batch_done(
                 "offline",
                 view=view,

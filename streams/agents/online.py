@@ -78,9 +78,10 @@ class OnlineWorker:
         found = decode_feature_rows(batch, view)
         self._metrics.rows_of_other_definitions("online", view.name, found.of_other_definitions)
         rows = found.rows
-        started_us = time.time_ns() // 1_000
+        started_us, started = time.time_ns() // 1_000, time.perf_counter()
         result = await self._write(rows, view)
         stored_us = time.time_ns() // 1_000
+        self._metrics.batch_processed("online", rows=len(batch), seconds=time.perf_counter() - started)
         self._metrics.online_written(view.name, written=result.written, superseded=result.superseded)
         self._metrics.freshness(view.name, broker_time=rows.column("broker_time"), readable_time_us=stored_us)
         self._lineage.batch_done(

@@ -10,7 +10,9 @@ from typing import Any, Final
 
 import faust
 
+from streams.agents.watch import Watch
 from streams.batch import RawBatch
+from streams.observability.health import Health
 from streams.observability.metrics import Metrics
 from streams.transport.consumer import ColumnarSchema
 from streams.transport.options import ConsumerOptions
@@ -47,7 +49,7 @@ def create_app(
         role: features, online, offline or scoring.
         brokers: ``host:port[,host:port]``.
         options: How offsets are committed and where partitions start.
-        metrics: Where the consumer lag goes.
+        metrics: Where offsets that were lost go.
         commit_interval_s: Seconds between commits.
         group: The consumer group is ``headrace.<group>``; the role when left out.
         views: Names of the views whose watermarks the role reports, by topic.
@@ -76,11 +78,6 @@ def create_app(
 
     # Faust ends the agents next, in the middle of a batch if need be, and the consumer after them.
     app.on_before_shutdown.connect(drain, weak=False)
-
-    @app.timer(interval=1.0)  # type: ignore[untyped-decorator]  # Faust has no type information
-    async def report_lag() -> None:
-        for (topic, partition), records in app.consumer.lags().items():
-            metrics.consumer_lag(role, topic=topic, partition=partition, records=records)
 
     @app.on_partitions_revoked.connect  # type: ignore[untyped-decorator]
     async def forget_gauges(_: faust.App, revoked: set[Any], **__: Any) -> None:
@@ -158,10 +155,14 @@ class _Worker(faust.Worker):  # type: ignore[misc]  # Faust has no type informat
 
     async def stop(self) -> None:
         """Stop everything inside the deadline."""
-        cut_off = threading.Timer(DRAIN_S, _cut_off)
-        cut_off.daemon = True
-        cut_off.start()
+        _end_in_time()
         await super().stop()
+
+
+def _end_in_time() -> None:
+    cut_off = threading.Timer(DRAIN_S, _cut_off)
+    cut_off.daemon = True
+    cut_off.start()
 
 
 def _cut_off() -> None:
@@ -169,10 +170,22 @@ def _cut_off() -> None:
     os._exit(1)
 
 
-def run(app: faust.App, *, log_level: str) -> None:
+def run(
+    app: faust.App, *, role: str, metrics: Metrics, health: Health, log_level: str, stall_timeout_s: float = 60.0
+) -> None:
     """Run the app until SIGTERM or SIGINT, then drain and leave the group within :data:`DRAIN_S`; exits the process.
 
-    A worker that failed exits with code 1, so that its supervisor starts it again.
+    A worker that failed, or that stands still for ``stall_timeout_s`` although there is work, exits with code 1, so
+    that its supervisor starts it again.
     """
+    watch = Watch(
+        app,
+        role=role,
+        metrics=metrics,
+        health=health,
+        stall_timeout_s=stall_timeout_s,
+        end_in_time=_end_in_time,
+    )
+    app.task(watch.start)
     worker = _Worker(app, loglevel=log_level, redirect_stdouts=False, quiet=True, logging_config=None)
     worker.execute_from_commandline()

@@ -8,17 +8,14 @@ is counted under ``other``.
 import logging
 import threading
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
-from prometheus_client import CollectorRegistry, Counter, Gauge, PlatformCollector, ProcessCollector, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Gauge, PlatformCollector, ProcessCollector
 
-from schemas.errors import ConfigError
 from schemas.time import END_OF_TIME_US, MINUS_INFINITY_US
 from streams.observability.histogram import ArrayHistogram
 
@@ -56,6 +53,9 @@ class Metrics:
         self.registry = registry
         self._lock = threading.Lock()
         self._seen: dict[str, set[tuple[str, ...]]] = {}
+        self._paused_s: dict[tuple[str, str], float] = {}
+        self.retries: dict[str, int] = {}
+        """How often a call was repeated, by store: what waits for a store does not stand still."""
 
         self._rows = self._counter(
             "headrace_rows_total",
@@ -131,6 +131,16 @@ class Metrics:
             "headrace_store_retries_total",
             "Calls that a store did not answer, each of which is repeated.",
             labels=("role", "store"),
+        )
+        self._paused = self._counter(
+            "headrace_paused_seconds_total",
+            "Time in which no rows were fetched: too many held in memory, or partitions coming and going.",
+            labels=("role", "reason"),
+        )
+        self._restore_remaining = self._gauge(
+            "headrace_restore_remaining_records",
+            "Records of a view's state that are still to be read before its rows flow.",
+            labels=("view", "partition"),
         )
         self._scores = self._counter(
             "headrace_scores_total",
@@ -211,7 +221,7 @@ class Metrics:
         """
         self._remove(self._consumer_lag, role, topic, str(partition))
         for view in views:
-            for gauge in (self._watermark, self._watermark_lag, self._event_time_lag):
+            for gauge in (self._watermark, self._watermark_lag, self._event_time_lag, self._restore_remaining):
                 self._remove(gauge, view, str(partition))
 
     def epoch_committed(self, role: str, *, seconds: float) -> None:
@@ -243,6 +253,18 @@ class Metrics:
     def store_retried(self, role: str, *, store: str) -> None:
         """Report that a call is repeated because a store (``redis``, ``delta``, ``triton``) did not answer."""
         self._add(self._store_retries, 1, role, store)
+        self.retries[store] = self.retries.get(store, 0) + 1
+
+    def paused(self, role: str, paused_s: Mapping[str, float]) -> None:
+        """Report for how long no rows were fetched since the role began, by why."""
+        for reason, total_s in paused_s.items():
+            before_s = self._paused_s.get((role, reason), 0.0)
+            self._paused_s[role, reason] = max(before_s, total_s)
+            self._add(self._paused, max(0.0, total_s - before_s), role, reason)
+
+    def restoring(self, view: str, *, partition: int, remaining: int) -> None:
+        """Report how many records of a view's state are still to be read."""
+        self._set(self._restore_remaining, remaining, view, str(partition))
 
     def scored(self, model: str, *, arm: str, served_by: str, complete: int, incomplete: int = 0) -> None:
         """Report scores, those with every feature there and those without."""
@@ -282,7 +304,7 @@ class Metrics:
     ) -> ArrayHistogram:
         return ArrayHistogram(name, documentation, labels=labels, buckets=buckets, registry=self.registry)
 
-    def _add(self, counter: Counter, amount: int, *labels: str) -> None:
+    def _add(self, counter: Counter, amount: float, *labels: str) -> None:
         # A series is made even for 0: a rate over it is then 0 and not absent.
         bounded = self._bounded(counter, labels)
         (counter.labels(*bounded) if bounded else counter).inc(amount)
@@ -326,56 +348,3 @@ def _ages_s(broker_time: pa.ChunkedArray | pa.Array, now_us: int) -> NDArray[np.
 
 def _name(metric: Any) -> str:
     return metric.name if isinstance(metric, ArrayHistogram) else str(metric._name)
-
-
-@dataclass(frozen=True, kw_only=True)
-class MetricsServer:
-    """An HTTP endpoint that Prometheus scrapes, ``/metrics``; a context manager that closes it.
-
-    Attributes:
-        address: Address it listens on.
-        port: Port it listens on, also when any free one was asked for.
-    """
-
-    address: str
-    port: int
-    _server: Any
-    _thread: threading.Thread
-
-    @property
-    def url(self) -> str:
-        """Where to scrape."""
-        return f"http://{self.address}:{self.port}/metrics"
-
-    def close(self) -> None:
-        """Stop listening, and wait until the last answer is out."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-def serve_metrics(metrics: Metrics, *, port: int, address: str = "127.0.0.1") -> MetricsServer:
-    """Serve metrics over HTTP from a thread of their own.
-
-    Args:
-        metrics: What is served.
-        port: Port to listen on; 0 takes any free one, see :attr:`MetricsServer.port`.
-        address: Address to listen on; ``0.0.0.0`` for all, as a container needs.
-
-    Raises:
-        ConfigError: The port is taken or the address is none of this machine's.
-    """
-    try:
-        server, thread = start_http_server(port, addr=address, registry=metrics.registry)
-    except OSError as exc:
-        msg = f"metrics cannot be served on {address}:{port} ({exc.strerror}), expected a free port; 0 takes any"
-        raise ConfigError(msg) from exc
-    return MetricsServer(address=address, port=server.server_port, _server=server, _thread=thread)

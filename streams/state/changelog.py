@@ -20,7 +20,7 @@ store's changes over a base that is rewritten in the background.)
 import json
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -164,7 +164,10 @@ def _marker_key(marker: WatermarkMarker) -> str:
 
 
 def read_states(
-    kafka: Mapping[str, Any], wanted: Sequence[tuple[FeatureView, int]]
+    kafka: Mapping[str, Any],
+    wanted: Sequence[tuple[FeatureView, int]],
+    *,
+    on_progress: Callable[[str, int, int], None] = lambda *_: None,
 ) -> dict[tuple[str, int], ViewState]:
     """Read what was committed of views. Blocks.
 
@@ -173,6 +176,8 @@ def read_states(
     Args:
         kafka: librdkafka configuration of the client (``bootstrap.servers`` and the like).
         wanted: Views, each with a source partition.
+        on_progress: Told now and then of each view and partition how many of its records are still to be read, and at
+            the end that there are none.
 
     Returns:
         By view name and partition; a view of which nothing was committed is not in it.
@@ -198,7 +203,7 @@ def read_states(
     )
     try:
         consumer.assign([KafkaPartition(*tp, OFFSET_BEGINNING) for tp in records])
-        _read(consumer, records, ends)
+        _read(consumer, records, ends, on_progress)
     finally:
         consumer.close()
     return {(found.view.name, found.partition): state for found in records.values() if (state := found.to_state())}
@@ -225,9 +230,15 @@ def _end_offsets(kafka: Mapping[str, Any], partitions: Sequence[tuple[str, int]]
 
 
 def _read(
-    consumer: Consumer, records: Mapping[tuple[str, int], "_Records"], ends: Mapping[tuple[str, int], int]
+    consumer: Consumer,
+    records: Mapping[tuple[str, int], "_Records"],
+    ends: Mapping[tuple[str, int], int],
+    on_progress: Callable[[str, int, int], None],
 ) -> None:
     unread = {tp for tp, end in ends.items() if end > 0}
+    # A topic that was compacted begins where it was cut: what is before its first record is not to be read.
+    firsts: dict[tuple[str, int], int] = {}
+    nexts: dict[tuple[str, int], int] = {}
     n_bytes, told_at = 0, time.monotonic()
     while unread:
         messages = consumer.consume(1, _READ_TIMEOUT_S)
@@ -240,18 +251,27 @@ def _read(
             if (error := message.error()) is None:
                 records[tp].add(message)
                 n_bytes += len(message.value() or b"")
+                nexts[tp] = (message.offset() or 0) + 1
+                firsts.setdefault(tp, nexts[tp] - 1)
             elif error.code() != KafkaError._PARTITION_EOF:
                 raise KafkaException(error)
             elif (message.offset() or 0) >= ends[tp]:
                 unread.discard(tp)
-        if time.monotonic() - told_at >= _PROGRESS_S:
+        if unread and time.monotonic() - told_at >= _PROGRESS_S:
             told_at = time.monotonic()
+            remaining = {tp: end - nexts.get(tp, 0) if tp in unread else 0 for tp, end in ends.items()}
+            total = sum(end - firsts.get(tp, 0) for tp, end in ends.items())
+            for tp, left in remaining.items():
+                on_progress(records[tp].view.name, tp[1], left)
             logger.info(
-                "restoring: %.0f MB of state read, %d of %d partitions done",
+                "restoring: %.0f MB of state read, %.0f %%, %d of %d partitions done",
                 n_bytes / 1e6,
+                100 * (1 - sum(remaining.values()) / total),
                 len(ends) - len(unread),
                 len(ends),
             )
+    for tp, found in records.items():
+        on_progress(found.view.name, tp[1], 0)
 
 
 @dataclass

@@ -99,6 +99,11 @@ class ColumnarConsumer(FaustConsumer):  # type: ignore[misc]
         self._received_bytes = 0
         self._released_bytes = 0
         self._main_loop: asyncio.AbstractEventLoop | None = None
+        # Since when no rows flow on account of partitions that come or go, and how long that was before.
+        self._moving_since_s: float | None = time.monotonic()
+        self._moving_s = 0.0
+        self.ends: dict[Partition, int] = {}
+        """End offsets as somebody else than this consumer was told them; told to it by whoever watches it."""
         self.poller = PollThread(
             self.options.kafka, application=self, revoke_timeout_s=self.app.conf.broker_session_timeout * 0.8
         )
@@ -142,15 +147,32 @@ class ColumnarConsumer(FaustConsumer):  # type: ignore[misc]
         """Records of each assigned partition that are not yet acknowledged and committed."""
         lags = {}
         for tp in self.poller.assignment:
-            faust_tp = TP(*tp)
-            lag = self.poller.highwater.get(tp, 0) - (self._committed_offset[faust_tp] or 0)
-            lags[tp] = 0 if self.is_caught_up(tp) else max(0, lag)
+            end = max(self.poller.highwater.get(tp, 0), self.ends.get(tp, 0))
+            lags[tp] = 0 if self.is_caught_up(tp) else max(0, end - (self._committed_offset[TP(*tp)] or 0))
         return lags
 
     def is_caught_up(self, tp: Partition) -> bool:
         """Tell whether everything that was on a partition, as of the last poll, is acknowledged and committed."""
+        return self._end_reached(tp) >= self.ends.get(tp, 0)
+
+    def done(self) -> dict[Partition, int]:
+        """Up to where each started partition is acknowledged and committed."""
+        return {tp: max(self._end_reached(tp), self._committed_offset[TP(*tp)] or 0) for tp in self.poller.flowing}
+
+    def _end_reached(self, tp: Partition) -> int:
+        """Where the partition ended as its last record was fetched, if nothing of it is under way; else -1."""
         faust_tp = TP(*tp)
-        return tp in self.poller.at_end and not self._delivered[faust_tp] and not self._ready[faust_tp]
+        return -1 if self._delivered[faust_tp] or self._ready[faust_tp] else self.poller.at_end.get(tp, -1)
+
+    @property
+    def is_joining(self) -> bool:
+        """Whether the group is to give partitions, none of which are being started yet."""
+        return self._moving_since_s is not None and not self._starting.locked()
+
+    def paused_s(self) -> dict[str, float]:
+        """Seconds for which no rows were fetched, by why: ``memory`` (too much is held) or ``rebalance``."""
+        moving_s = 0.0 if self._moving_since_s is None else time.monotonic() - self._moving_since_s
+        return {"memory": self.poller.held_back_s, "rebalance": self._moving_s + moving_s}
 
     # -- called from the poll thread ---------------------------------------------------------------------------------
 
@@ -341,6 +363,8 @@ class ColumnarConsumer(FaustConsumer):  # type: ignore[misc]
             self._committed_offset.update({TP(*tp): starts.get(tp) for tp in partitions})
             seeks = {tp: starts.get(tp, OFFSET_BEGINNING) for tp in partitions}
             await asyncio.wrap_future(self.poller.seek(seeks, generation=generation))
+            self._moving_s += 0.0 if self._moving_since_s is None else time.monotonic() - self._moving_since_s
+            self._moving_since_s = None
 
     async def _within_bounds(self, starts: Mapping[Partition, int]) -> dict[Partition, int]:
         """Move starts that the topic has lost to its first record; tell of the gap.
@@ -387,6 +411,8 @@ class ColumnarConsumer(FaustConsumer):  # type: ignore[misc]
     async def _before_revocation(self, partitions: set[Partition], *, lost: bool) -> None:
         # Faust's own callback forgets acknowledgements before it commits: stop the flow and commit first.
         self.stop_flow()
+        if self._moving_since_s is None:
+            self._moving_since_s = time.monotonic()
         self.app.flow_control.suspend()
         await self._finish(partitions, lost=lost)
         self._begin(self._generation + 1)

@@ -70,9 +70,11 @@ class PollThread:
         self._assignment: set[tuple[str, int]] = set()
         self._flowing: set[tuple[str, int]] = set()
         self.is_held_back = False
+        self._held_back_s = 0.0
+        self._held_back_since_s = 0.0
         self.highwater: dict[tuple[str, int], int] = {}
-        self.at_end: set[tuple[str, int]] = set()
-        """Partitions whose last record has been fetched; what lies before their end offset is transaction markers."""
+        self.at_end: dict[tuple[str, int], int] = {}
+        """End offsets of partitions whose last record has been fetched; before them may be markers of transactions."""
         self.group_metadata: Any = None
         self.generation = 0
         """Goes up whenever partitions come and whenever they go: what belongs to an earlier one is void."""
@@ -81,6 +83,16 @@ class PollThread:
     def assignment(self) -> set[tuple[str, int]]:
         """Partitions this member holds now."""
         return set(self._assignment)
+
+    @property
+    def flowing(self) -> set[tuple[str, int]]:
+        """Partitions of the assignment that have been started."""
+        return set(self._flowing)
+
+    @property
+    def held_back_s(self) -> float:
+        """Seconds for which fetching was held back, all in all."""
+        return self._held_back_s + (time.monotonic() - self._held_back_since_s if self.is_held_back else 0.0)
 
     def start(self) -> None:
         """Start polling."""
@@ -168,8 +180,10 @@ class PollThread:
             partitions = [TopicPartition(*tp) for tp in self._flowing]
             if is_over:
                 consumer.pause(partitions)
+                self._held_back_since_s = time.monotonic()
             else:
                 consumer.resume(partitions)
+                self._held_back_s += time.monotonic() - self._held_back_since_s
             self.is_held_back = is_over
 
     def _deliver(self, consumer: confluent_kafka.Consumer, messages: list[confluent_kafka.Message]) -> None:
@@ -178,7 +192,7 @@ class PollThread:
             tp = cast("tuple[str, int]", (message.topic(), message.partition()))
             if (error := message.error()) is not None:
                 if error.code() == KafkaError._PARTITION_EOF:
-                    self.at_end.add(tp)
+                    self.at_end[tp] = cast("int", message.offset())
                     continue
                 if error.fatal() or error.code() in (
                     KafkaError.UNKNOWN_TOPIC_OR_PART,
@@ -190,7 +204,7 @@ class PollThread:
                     raise KafkaException(error)
                 logger.warning("Kafka consumer: %s", error)
                 continue
-            self.at_end.discard(tp)
+            self.at_end.pop(tp, None)
             by_partition.setdefault(tp, []).append(message)
         batches = []
         for tp, rows in by_partition.items():
@@ -206,7 +220,7 @@ class PollThread:
         # Where to start is found out later: until then nothing is fetched, and no committed offset is asked for.
         consumer.assign([TopicPartition(*tp, OFFSET_BEGINNING) for tp in assigned])
         consumer.pause(partitions)
-        self._assignment, self._flowing, self.at_end = assigned, set(), set()
+        self._assignment, self._flowing, self.at_end = assigned, set(), {}
         self.group_metadata = consumer.consumer_group_metadata()
         self.generation += 1
         self._application.assigned(assigned, generation=self.generation)

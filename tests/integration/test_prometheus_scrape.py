@@ -22,7 +22,9 @@ from infra.local.prometheus import PrometheusPrograms, find_prometheus, run_prom
 from jobs.role import Role
 from jobs.settings import Settings
 from schemas.errors import ServiceError
-from streams.observability.metrics import Metrics, serve_metrics
+from streams.observability.endpoint import serve
+from streams.observability.health import Health
+from streams.observability.metrics import Metrics
 from tests.support.exercise import report_everything
 
 FILES = Path(infra.__path__[0]) / "prometheus"
@@ -54,7 +56,7 @@ def scraping(programs: PrometheusPrograms, tmp_path_factory: pytest.TempPathFact
     (directory / "prometheus.yml").write_text(yaml.safe_dump(config))
     with ExitStack() as stack:
         roles = {role: Metrics() for role in Role}
-        servers = {role: stack.enter_context(serve_metrics(metrics, port=0)) for role, metrics in roles.items()}
+        servers = {role: stack.enter_context(serve(metrics, Health(), port=0)) for role, metrics in roles.items()}
         targets = [
             {"targets": [f"127.0.0.1:{server.port}"], "labels": {"role": str(role)}} for role, server in servers.items()
         ]

@@ -12,19 +12,18 @@ import faust
 from prometheus_client import CollectorRegistry
 
 from streams.agents.worker import consume, consumer_config, create_app, run
+from streams.observability.health import Health
 from streams.observability.metrics import Metrics
 from streams.transport.epoch import Epoch
 from streams.transport.options import ConsumerOptions, Partition
 
 
-def make_copier(brokers: str, source: str, output: str, group: str, name: str) -> faust.App:
+def make_copier(brokers: str, source: str, output: str, group: str, name: str, *, metrics: Metrics) -> faust.App:
     """Make the app of a copier."""
     options = ConsumerOptions(
         kafka={**consumer_config(group, brokers=brokers), "session.timeout.ms": 6_000}, max_held_bytes=200_000
     )
-    app = create_app(
-        group, brokers=brokers, options=options, metrics=Metrics(CollectorRegistry()), commit_interval_s=0.05
-    )
+    app = create_app(group, brokers=brokers, options=options, metrics=metrics, commit_interval_s=0.05)
     epoch = Epoch(
         {"bootstrap.servers": brokers},
         transactional_id=f"{group}.{name}",
@@ -46,4 +45,6 @@ def make_copier(brokers: str, source: str, output: str, group: str, name: str) -
 
 if __name__ == "__main__":
     logging.basicConfig(level="INFO")
-    run(make_copier(*sys.argv[1:]), log_level="info")
+    metrics = Metrics(CollectorRegistry())
+    copier = make_copier(*sys.argv[1:], metrics=metrics)
+    run(copier, role="copier", metrics=metrics, health=Health(), log_level="info")

@@ -113,7 +113,7 @@ class TestCompose:
         settings = Settings.from_environment(SERVICES[role]["environment"])
         port = settings.metrics_port + ROLES.index(role)
         assert settings.metrics_address == "0.0.0.0"  # noqa: S104  # in a container, to be scraped
-        assert f"http://127.0.0.1:{port}/metrics" in SERVICES[role]["healthcheck"]["test"][-1]
+        assert f"http://127.0.0.1:{port}/readyz" in SERVICES[role]["healthcheck"]["test"][-1]
         targets = yaml.safe_load((ROOT / "infra/prometheus/targets.compose.yml").read_text())
         assert {"targets": [f"{role}:{port}"], "labels": {"role": role}} in targets
         assert str(port) in lines_of("EXPOSE")[0].split()

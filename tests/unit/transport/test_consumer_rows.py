@@ -86,7 +86,7 @@ async def test_lag_counts_what_is_not_committed(consumer: ColumnarConsumer) -> N
     await assign(consumer)
     consumer.poller.highwater = {("t", 0): 12, ("t", 1): 45}
     assert consumer.lags() == {("t", 0): 12, ("t", 1): 5}
-    consumer.poller.at_end = {("t", 0), ("t", 1)}  # what is left are markers of transactions
+    consumer.poller.at_end = {("t", 0): 12, ("t", 1): 45}  # what is left are markers of transactions
     assert consumer.lags() == {("t", 0): 0, ("t", 1): 0}
     (message,) = await deliver(consumer, batch(0))
     assert consumer.lags()["t", 0] == 12

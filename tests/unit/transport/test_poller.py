@@ -168,9 +168,9 @@ def test_the_end_of_a_partition_is_known_until_there_is_more(poller: PollThread,
     poller.seek({P0: 0}, generation=1).result(TIMEOUT_S)
     end = FakeMessage(P0, 3, failure=KafkaError(KafkaError._PARTITION_EOF))
     polled(kafka, [*messages(P0, 0, 1, 2), end])
-    assert poller.at_end == {P0}
+    assert poller.at_end == {P0: 3}
     polled(kafka, messages(P0, 3))
-    assert poller.at_end == set()
+    assert poller.at_end == {}
 
 
 @pytest.mark.parametrize("code", [KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.GROUP_AUTHORIZATION_FAILED])
