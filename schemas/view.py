@@ -4,7 +4,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, asdict, dataclass
+from dataclasses import KW_ONLY, asdict, dataclass, field
 from functools import cached_property
 from typing import Any, Final
 
@@ -16,6 +16,7 @@ from schemas.entity import Entity
 from schemas.errors import ConfigError
 from schemas.expression import Expression, names_read, parse_derivation, parse_expression
 from schemas.row import CONTEXT_COLUMNS, ENGINE_COLUMNS, TIMESTAMP
+from schemas.serving import Serving
 from schemas.source import EventSource
 from schemas.time import format_duration, parse_duration_us, parse_rfc3339_us
 
@@ -51,6 +52,7 @@ class FeatureView:
         emit: ``latest``, ``every_event`` or ``on_close`` (design: emit modes).
         ttl: Age after which a value read online is stale, and of which twice, without a new row, after which the online
             store drops it; None means never.
+        serving: How values are read online, and how fresh they have to be.
         owner: Who answers for it.
         features: Definitions by feature name.
     """
@@ -69,6 +71,7 @@ class FeatureView:
     state_ttl: str = "30d"
     emit: str = "latest"
     ttl: str | None = None
+    serving: Serving = field(default_factory=Serving)
     owner: str = ""
 
     def __post_init__(self) -> None:
@@ -84,13 +87,13 @@ class FeatureView:
         if self.emit not in EMIT_MODES:
             msg = f"view {self.name}: `emit` is {self.emit!r}, expected one of {list(EMIT_MODES)}"
             raise ConfigError(msg)
-        for field in ("slide", "gap", "state_ttl", "allowed_lateness", "ttl"):
-            text = getattr(self, field)
-            if text is not None and parse_duration_us(text, field=field) == 0 and field != "allowed_lateness":
-                msg = f"view {self.name}: `{field}` is {text}, expected more than 0"
+        for name in ("slide", "gap", "state_ttl", "allowed_lateness", "ttl"):
+            text = getattr(self, name)
+            if text is not None and parse_duration_us(text, field=name) == 0 and name != "allowed_lateness":
+                msg = f"view {self.name}: `{name}` is {text}, expected more than 0"
                 raise ConfigError(msg)
-            if text is not None and parse_duration_us(text, field=field) > MAX_DURATION_US:
-                msg = f"view {self.name}: `{field}` is {text}, expected at most {format_duration(MAX_DURATION_US)}"
+            if text is not None and parse_duration_us(text, field=name) > MAX_DURATION_US:
+                msg = f"view {self.name}: `{name}` is {text}, expected at most {format_duration(MAX_DURATION_US)}"
                 raise ConfigError(msg)
         try:
             parse_rfc3339_us(self.align_to or _EPOCH)
@@ -120,6 +123,7 @@ class FeatureView:
             raise ConfigError(msg)
         object.__setattr__(self, "features", completed)
         resolve_derived(self)
+        self.serving.check(self.name, types=self.feature_schema, ttl_us=self.ttl_us)
 
     def _check_time_zone(self) -> None:
         if self.time_zone is None:
@@ -304,8 +308,8 @@ class FeatureView:
     def definition(self) -> dict[str, Any]:
         """The definition alone, as JSON values: all that decides which rows are admitted and what is computed of them.
 
-        Version, owner and read-time TTL are not part of it, nor are the names of the entity and the contract, nor how a
-        duration or a time is spelled, nor by how many whole slides ``align_to`` is moved.
+        Version, owner, read-time TTL and :mod:`schemas.serving` are not part of it, nor are the names of the entity and
+        the contract, nor how a duration or a time is spelled, nor by how many whole slides ``align_to`` is moved.
         """
         windows: dict[str, Any] = {
             "slide_us": self.slide_us,

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from schemas.row import Pane
 from schemas.view import FeatureView
-from streams.sinks.packing import pack_rows, packing_of, unpack_value
+from streams.sinks.packing import UnpackedValue, pack_rows, packing_of, unpack_value
 from streams.sinks.redis_client import RedisClient
 from streams.sinks.rows import check_rows, newest_rows
 
@@ -260,6 +260,20 @@ class OnlineReader:
         await self.close()
 
 
+def status_of(value: UnpackedValue, *, ttl_us: int | None, now_us: int) -> Status:
+    """Judge a value of the right definition by the time of the read.
+
+    Args:
+        value: The value.
+        ttl_us: Age after which it is stale; None means never.
+        now_us: Time of the read.
+    """
+    if value.pane is Pane.EMPTY:
+        return Status.EMPTY
+    is_stale = ttl_us is not None and now_us - value.event_time_us > ttl_us
+    return Status.STALE if is_stale else Status.PRESENT
+
+
 def _online_value(packed: bytes | None, *, view: FeatureView, entity: str | int, now_us: int) -> OnlineValue:
     value = None if packed is None else unpack_value(packed, view=view)
     if value is None:
@@ -271,22 +285,15 @@ def _online_value(packed: bytes | None, *, view: FeatureView, entity: str | int,
             status=Status.MISSING,
             features={},
         )
-    age_us = now_us - value.event_time_us
-    if value.pane is Pane.EMPTY:
-        status = Status.EMPTY
-    elif view.ttl_us is not None and age_us > view.ttl_us:
-        status = Status.STALE
-    else:
-        status = Status.PRESENT
     return OnlineValue(
         view=view.name,
         version=view.version,
         definition_hash=view.definition_hash,
         entity=entity,
-        status=status,
+        status=status_of(value, ttl_us=view.ttl_us, now_us=now_us),
         features=value.features,
         event_time_us=value.event_time_us,
-        age_ms=age_us // 1_000,
+        age_ms=(now_us - value.event_time_us) // 1_000,
         window_end_us=value.window_end_us,
         pane=value.pane,
         pane_index=value.pane_index,

@@ -12,6 +12,7 @@ import pyarrow as pa
 from schemas.aggregation import Aggregation, Feature, count, last, last_n, mean
 from schemas.contract import load_contract
 from schemas.entity import Entity
+from schemas.serving import Serving
 from schemas.source import EventSource
 from schemas.view import FeatureView
 
@@ -50,6 +51,7 @@ def make_view(
     version: int = 1,
     key: str = "user_id",
     ttl: str | None = None,
+    serving: Serving | None = None,
     features: Mapping[str, Feature | Aggregation] | None = None,
 ) -> FeatureView:
     """Make a sliding view with a feature of each kind of type, unless told which."""
@@ -61,6 +63,7 @@ def make_view(
         source=EventSource("store.events", contract=CONTRACT),
         slide="1m",
         ttl=ttl,
+        serving=serving or Serving(),
         features=features
         or {
             "clicks_5m": count().over("5m"),
