@@ -1,9 +1,9 @@
 """Columns of raw Kafka records: what the transport delivers and the pipeline decodes."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,7 +50,9 @@ class RawBatch:
         """Memory that the records take as Python holds them: many times their content where that is short."""
         size = len(self) * _ROW_BYTES
         for column in (self.keys, self.values):
-            size += (len(column) - column.count(None)) * _OBJECT_BYTES + sum(map(len, filter(None, column)))
+            n_absent = column.count(None)
+            there: Iterable[Any] = filter(None, column) if n_absent else column
+            size += (len(column) - n_absent) * _OBJECT_BYTES + sum(map(len, there))
         for headers in filter(None, self.headers):
             size += _HEADERS_BYTES + sum(_HEADER_BYTES + len(name) + len(value or b"") for name, value in headers)
         return size

@@ -62,7 +62,8 @@ def decode(batch: RawBatch, contract: Contract) -> DecodedBatch:
     for index in _suspect_rows(columns, contract, batch.values, read):
         keep[index] = _decode_row(batch, int(read[index]), contract, rejected) is not None
     documents, single = [], []
-    for position in np.setdiff1d(np.arange(len(batch)), read, assume_unique=True).tolist():
+    unread = np.setdiff1d(np.arange(len(batch)), read, assume_unique=True) if len(read) < len(batch) else read[:0]
+    for position in unread.tolist():
         document = _decode_row(batch, position, contract, rejected)
         if document is not None:
             documents.append(document)
@@ -145,7 +146,8 @@ def _read_together(values: Sequence[bytes | None], contract: Contract) -> pa.Tab
     if (b"NaN" in payload or b"Inf" in payload) and _NOT_A_NUMBER.search(payload):
         return None
     try:
-        payload.decode()
+        if not payload.isascii():
+            payload.decode()
         # One block for all rows: Arrow splits blocks at newlines, and a row must not be longer than one.
         columns = pyarrow.json.read_json(
             io.BytesIO(payload),
@@ -338,14 +340,12 @@ def _reject(batch: RawBatch, position: int, reason: Reason, detail: str) -> dict
 
 
 def _with_input_columns(columns: pa.Table, *, batch: RawBatch, positions: pa.Array) -> pa.Table:
-    request_ids = [_request_id(headers) for headers in batch.headers] if batch.has_headers else [None] * len(batch)
-    values = (
-        pa.array(batch.offsets, pa.int64()).take(positions),
-        pa.array(batch.broker_time_us, pa.int64()).take(positions),
-        pa.array(request_ids, pa.string()).take(positions),
-    )
+    request_ids = pa.nulls(len(batch), pa.string())
+    if batch.has_headers:
+        request_ids = pa.array([_request_id(headers) for headers in batch.headers], pa.string())
+    values = [pa.array(batch.offsets, pa.int64()), pa.array(batch.broker_time_us, pa.int64()), request_ids]
     for field, column in zip(INPUT_COLUMNS, values, strict=True):
-        columns = columns.append_column(field, column)
+        columns = columns.append_column(field, column if len(positions) == len(batch) else column.take(positions))
     return columns
 
 

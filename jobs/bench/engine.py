@@ -51,7 +51,11 @@ class Rig:
         self.stream = EventStream(self.n_keys)
         self.engine = WindowEngine(make_view(self.emit))
         users = self.stream.users[:: max(1, self.n_keys // _WITNESSED)].to_pylist()
-        self._witness = Witness(users, out_of_orderness_us=OUT_OF_ORDERNESS_MS * 1_000, is_latest=self.emit == "latest")
+        self._witness = Witness(
+            users,
+            out_of_orderness_us=OUT_OF_ORDERNESS_MS * 1_000,
+            as_of="last_in_batch" if self.emit == "latest" else "all",
+        )
 
     def fill(self) -> None:
         """Give each user an event in each minute of the window."""

@@ -5,7 +5,7 @@ the job (size 5 minutes, slide 1 minute, no allowed lateness).
 """
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
 import polars as pl
@@ -26,13 +26,16 @@ class Witness:
     Args:
         users: Keys of the users.
         out_of_orderness_us: By how much the watermark trails the newest event.
-        is_latest: Whether only the last event of a user in each batch gets an as-of row.
+        as_of: Which events get an as-of row: all, of each user the last in each batch, or, where the batches are not
+            known, some and of each user the very last.
     """
 
-    def __init__(self, users: Sequence[str], *, out_of_orderness_us: int, is_latest: bool) -> None:
+    def __init__(
+        self, users: Sequence[str], *, out_of_orderness_us: int, as_of: Literal["all", "last_in_batch", "some"]
+    ) -> None:
         self._users = pa.array(users, pa.string())
         self._out_of_orderness_us = out_of_orderness_us
-        self._is_latest = is_latest
+        self._as_of = as_of
         self._watermark_us = -(2**62)
         self._events: list[pl.DataFrame] = []
         self._made: list[pl.DataFrame] = []
@@ -46,6 +49,10 @@ class Witness:
         columns = [batch["user_id"], batch["_offset"], batch["event_time"], batch["amount"], batch["category"]]
         events = pa.table([*columns, before_us], names=["user", "offset", "at_ms", "amount", "category", "before_us"])
         self._events.append(_some(events, "user", self._users).with_columns(batch=pl.lit(len(self._events))))
+        self.see_rows(rows)
+
+    def see_rows(self, rows: pa.Table) -> None:
+        """Take note of rows that the engine made."""
         self._made.append(_some(rows.rename_columns({"user_id": "user"}), "user", self._users))
 
     def check(self) -> int:
@@ -78,13 +85,15 @@ class Witness:
     def _check_presence(self, events: pl.DataFrame, made: pl.DataFrame) -> None:
         end = pl.col("at_ms") // SLIDE_MS * SLIDE_MS + SLIDE_MS
         as_of = events.with_columns(end_ms=end).filter(pl.col("end_ms") * 1_000 > pl.col("before_us"))
-        if self._is_latest:
-            as_of = as_of.group_by("user", "batch").agg(pl.col("offset", "end_ms").sort_by("offset").last())
-        _refuse_unless_same(
-            as_of.select("user", "offset", "end_ms"),
-            made.filter(pl.col("pane") == str(Pane.EARLY)).select("user", offset="maker", end_ms="end_ms"),
-            "as-of rows",
-        )
+        last = pl.col("offset", "end_ms").sort_by("offset").last()
+        if self._as_of == "last_in_batch":
+            as_of = as_of.group_by("user", "batch").agg(last)
+        as_of = as_of.select("user", "offset", "end_ms")
+        got = made.filter(pl.col("pane") == str(Pane.EARLY)).select("user", offset="maker", end_ms="end_ms")
+        if self._as_of == "some":
+            very_last = as_of.group_by("user").agg(last)
+            as_of = pl.concat([as_of.join(got, on=got.columns, how="semi"), very_last]).unique()
+        _refuse_unless_same(as_of, got, "as-of rows")
         ends = [events.with_columns(end_ms=end + number * SLIDE_MS) for number in range(SIZE_MS // SLIDE_MS)]
         counted = pl.concat(ends).filter(pl.col("end_ms") * 1_000 > pl.col("before_us"))
         due = counted.filter(pl.col("end_ms") * 1_000 <= self._watermark_us).select("user", "end_ms").unique()

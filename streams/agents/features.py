@@ -29,6 +29,8 @@ from streams.wire import encode_keys, encode_rows
 logger = logging.getLogger(__name__)
 
 _STATE_INTERVAL_S = 2.0
+_STATE_SHARE = 0.05
+"""Of the time, what writing the state of a partition may take: a large state is written less often."""
 _IDLE_POLL_S = 1.0
 
 
@@ -40,13 +42,13 @@ class _Progress:
         next_offset: Source offset that is processed next.
         rejected_to: Source offset up to which rows that are bad for every view are on the dead-letter topic.
         changelogs: What is recorded of each view, by its name.
-        state_written_s: When changes of state were last written, by the monotonic clock.
+        state_due_s: When changes of state are written next, by the monotonic clock.
     """
 
     next_offset: int
     rejected_to: int
     changelogs: dict[str, Changelog]
-    state_written_s: float = -math.inf
+    state_due_s: float = -math.inf
 
 
 class FeaturesWorker:
@@ -204,16 +206,19 @@ class FeaturesWorker:
         self._metrics.epoch_committed("features", seconds=time.perf_counter() - started)
 
     async def _write_state(self, offsets: Mapping[Partition, int]) -> None:
-        now = time.monotonic()
+        # One partition's in an epoch, so that none of them waits for all.
+        tp = min(offsets, key=lambda tp: self._progress[tp].state_due_s)
+        if (started_s := time.monotonic()) >= self._progress[tp].state_due_s:
+            for view, changelog in self._progress[tp].changelogs.items():
+                await changelog.write_state(self._pipelines[tp].engines[view])
+            ended_s = time.monotonic()
+            pause_s = max(_STATE_INTERVAL_S, (ended_s - started_s) / _STATE_SHARE)
+            self._progress[tp].state_due_s = ended_s + pause_s
         for tp, offset in offsets.items():
             progress = self._progress[tp]
             if progress.next_offset != offset:
                 msg = f"{tp} is to be committed at {offset}, but its state is at {progress.next_offset}"
                 raise WindowingError(msg)
-            if now - progress.state_written_s >= _STATE_INTERVAL_S:
-                for view, changelog in progress.changelogs.items():
-                    await changelog.write_state(self._pipelines[tp].engines[view])
-                progress.state_written_s = now
             for changelog in progress.changelogs.values():
                 await changelog.write_position(offset)
 

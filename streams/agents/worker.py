@@ -1,6 +1,7 @@
 """What the four roles have in common: a Faust app over the columnar transport, and how it is run."""
 
 import asyncio
+import gc
 import logging
 import os
 import threading
@@ -19,6 +20,7 @@ from streams.transport.options import ConsumerOptions
 
 logger = logging.getLogger(__name__)
 
+_GC_THRESHOLDS: Final = (100_000, 20, 100)
 DRAIN_S: Final = 12.0
 """Seconds from SIGTERM to the end of the process, at most."""
 
@@ -187,5 +189,9 @@ def run(
         end_in_time=_end_in_time,
     )
     app.task(watch.start)
+    # Rows come and go by the ten thousand and are in no cycles: the collector would look at each again and again.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*_GC_THRESHOLDS)
     worker = _Worker(app, loglevel=log_level, redirect_stdouts=False, quiet=True, logging_config=None)
     worker.execute_from_commandline()

@@ -1,9 +1,10 @@
 """What a features worker knows of a view, on a Kafka topic per view with one partition per source partition.
 
-Four kinds of records, each keyed by the definition it belongs to, so that the topic can be compacted and two versions
+Five kinds of records, each keyed by the definition it belongs to, so that the topic can be compacted and two versions
 of a view never read each other's state:
 
 ``changes``   what has changed in the engine's state since the changes before, by number (``WindowEngine.changes``);
+``whole``     all of the state, as of some changes (``WindowEngine.snapshot``);
 ``bucket``    all of the state of one bucket of keys, as of some changes (``WindowEngine.bucket``);
 ``marker``    a step of the watermark that no row made (an idle partition), at its place among the rows;
 ``position``  the source offset up to which the view's rows have gone out. It ends what one epoch wrote: what no
@@ -11,10 +12,11 @@ of a view never read each other's state:
 
 They are written inside the epoch that commits the source offsets, so that state, rows and offsets never disagree.
 
-For every byte of changes a byte of buckets is written, one bucket after the other. Once all of them have been, changes
-older than the oldest bucket are taken back. So a compacted topic holds the state and at most about as much again, and
-no single write holds up the rows for long. (The scheme of incremental checkpoints with a bounded log: a log-structured
-store's changes over a base that is rewritten in the background.)
+A small state is written whole whenever changes have come to as many bytes as it has; the changes so far are then taken
+back. A large one is written in buckets: for every byte of changes a byte of them, one bucket after the other, and once
+all of them have been, changes older than the oldest bucket are taken back. So a compacted topic holds the state and at
+most about as much again, and no single write holds up the rows for long. (The scheme of incremental checkpoints with a
+bounded log: a log-structured store's changes over a base that is rewritten in the background.)
 """
 
 import json
@@ -45,7 +47,9 @@ _PROGRESS_S: Final = 2.0
 _MAX_ROWS: Final = 10_000
 _RETRY_S: Final = 0.1
 _NOT_YET: Final = (KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE)
-_KINDS: Final = "changes, bucket, marker or position"
+_KINDS: Final = "changes, whole, bucket, marker or position"
+_WHOLE_BYTES: Final = 1_000_000
+"""Largest state that is written whole; a bucket alone costs as much time as the state of many keys."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,13 +58,28 @@ class ViewState:
 
     Attributes:
         emitted_to: Source offset up to which the view's rows have gone out.
-        parts: The newest of each bucket, and changes, as ``WindowEngine.restore_parts`` takes them.
+        parts: The newest whole and of each bucket, and changes, as ``WindowEngine.restore_parts`` takes them.
         markers: Steps of the watermark since the newest changes, and maybe some before, in order.
     """
 
     emitted_to: int = 0
     parts: Sequence[bytes] = ()
     markers: Sequence[WatermarkMarker] = ()
+
+
+@dataclass(frozen=True)
+class _Full:
+    """A full copy of the state, of one bucket or of all, as it was written.
+
+    Attributes:
+        number: Number of the changes that it follows.
+        n_chunks: How many records it is.
+        size_bytes: How large it is.
+    """
+
+    number: int
+    n_chunks: int
+    size_bytes: int
 
 
 def state_topic(view: str) -> str:
@@ -89,39 +108,71 @@ class Changelog:
         self._prefix = _prefix(view)
         self._markers = list(state.markers)
         self._n_chunks: dict[int, int] = {}
-        self._buckets: dict[int, int] = {}
+        self._fulls: dict[int | None, _Full] = {}
         self._debt_bytes = 0
         for part in state.parts:
-            header = read_header(part)
-            if header.bucket is None:
-                self._n_chunks[header.number] = len(_chunks(part))
+            header, n_chunks = read_header(part), len(_chunks(part))
+            if header.kind is PartKind.CHANGES:
+                self._n_chunks[header.number] = n_chunks
             else:
-                self._buckets[header.bucket] = header.number
+                self._fulls[header.bucket] = _Full(header.number, n_chunks, len(part))
+        # Buckets were paid for as the changes were written, the whole is when they have come to as much.
+        if None in self._fulls:
+            self._debt_bytes = sum(len(part) for part in state.parts if read_header(part).kind is PartKind.CHANGES)
 
     async def write_state(self, engine: WindowEngine) -> None:
-        """Write what has changed, and as many bytes of buckets; take back what is not needed any more."""
+        """Write what has changed, and as many bytes of what there is; take back what is not needed any more."""
         changes = engine.changes()
         number = read_header(changes).number
         self._n_chunks[number] = await self._write_part(f"changes/{number}", changes)
         self._debt_bytes += len(changes)
-        for _ in range(N_BUCKETS):
-            if self._debt_bytes <= 0:
-                break
-            oldest = min(range(N_BUCKETS), key=lambda bucket: self._buckets.get(bucket, 0))
-            bucket = engine.bucket(oldest)
-            await self._write_part(f"bucket/{oldest}", bucket)
-            self._debt_bytes -= len(bucket)
-            self._buckets[oldest] = number
-        await self._take_back()
+        if self._is_large(len(changes)):
+            for _ in range(N_BUCKETS):
+                if self._debt_bytes <= 0:
+                    break
+                oldest = min(range(N_BUCKETS), key=self._written_at)
+                await self._write_full(oldest, number, engine.bucket(oldest))
+            if len(self._fulls) > N_BUCKETS:
+                await self._take_back_full(None)
+        elif None not in self._fulls or self._debt_bytes >= self._fulls[None].size_bytes:
+            self._debt_bytes = 0
+            await self._write_full(None, number, engine.snapshot())
+            for bucket in [bucket for bucket in self._fulls if bucket is not None]:
+                await self._take_back_full(bucket)
+        await self._take_back_changes(up_to=min(map(self._written_at, range(N_BUCKETS))))
 
-    async def _take_back(self) -> None:
+    def _is_large(self, changed_bytes: int) -> bool:
+        n_buckets = len(self._fulls) - (None in self._fulls)
+        # Where all buckets are there, the whole is gone; as long as some are, they are on the way to it.
+        size_bytes = sum(full.size_bytes for full in self._fulls.values())
+        return 0 < n_buckets < N_BUCKETS or max(changed_bytes, size_bytes) > _WHOLE_BYTES
+
+    def _written_at(self, bucket: int) -> int:
+        """Number of the changes that the newest full copy of a bucket's state follows."""
+        fulls = self._fulls.get(bucket), self._fulls.get(None)
+        return max((full.number for full in fulls if full is not None), default=0)
+
+    async def _write_full(self, bucket: int | None, number: int, part: bytes) -> None:
+        name = _full_name(bucket)
+        n_chunks = await self._write_part(name, part)
+        if (before := self._fulls.get(bucket)) is not None:
+            await self._take_back(name, range(n_chunks, before.n_chunks))
+        self._fulls[bucket] = _Full(number, n_chunks, len(part))
+        self._debt_bytes -= len(part)
+
+    async def _take_back_full(self, bucket: int | None) -> None:
+        await self._take_back(_full_name(bucket), range(self._fulls.pop(bucket).n_chunks))
+
+    async def _take_back_changes(self, *, up_to: int) -> None:
         for marker in self._markers:
             await self._write(_marker_key(marker), None)
         self._markers = []
-        oldest = min(self._buckets.values()) if len(self._buckets) == N_BUCKETS else 0
-        for number in [number for number in self._n_chunks if number <= oldest]:
-            for chunk in range(self._n_chunks.pop(number)):
-                await self._write(f"changes/{number}/{chunk}", None)
+        for number in [number for number in self._n_chunks if number <= up_to]:
+            await self._take_back(f"changes/{number}", range(self._n_chunks.pop(number)))
+
+    async def _take_back(self, name: str, chunks: range) -> None:
+        for chunk in chunks:
+            await self._write(f"{name}/{chunk}", None)
 
     async def write_marker(self, marker: WatermarkMarker) -> None:
         """Write a step of the watermark."""
@@ -149,6 +200,10 @@ class Changelog:
         await self._epoch.write(
             self._topic, key=f"{self._prefix}/{key}".encode(), value=value, headers=headers, partition=self._partition
         )
+
+
+def _full_name(bucket: int | None) -> str:
+    return "whole" if bucket is None else f"bucket/{bucket}"
 
 
 def _chunks(part: bytes) -> list[bytes]:
@@ -324,7 +379,7 @@ class _Content:
                 self.markers[rest] = WatermarkMarker(**json.loads(value))
             case "marker":
                 self.markers.pop(rest, None)
-            case PartKind.CHANGES | PartKind.BUCKET:
+            case PartKind.CHANGES | PartKind.BUCKET | PartKind.WHOLE:
                 part, _, chunk = name.rpartition("/")
                 self._add_chunk(part, int(chunk), message)
             case _:
@@ -332,11 +387,13 @@ class _Content:
                 raise StateVersionError(msg)
 
     def _add_chunk(self, part: str, chunk: int, message: Message) -> None:
-        if message.value() is None:
-            self.chunks.pop(part, None)
-            return
         chunks = self.chunks.setdefault(part, {})
-        # A bucket that has shrunk leaves chunks of its former self behind.
+        if message.value() is None:
+            chunks.pop(chunk, None)
+            if not chunks:
+                del self.chunks[part]
+            return
+        # What is written anew comes chunk by chunk, and its first one ends what was there.
         if chunks and _header(next(iter(chunks.values())), "number") != _header(message, "number"):
             chunks.clear()
         chunks[chunk] = message

@@ -98,6 +98,13 @@ def epoch() -> FakeEpoch:
     return FakeEpoch()
 
 
+@pytest.fixture(params=[0, 1_000_000], ids=["in_buckets", "whole"])
+def written(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bytes:
+    """In what the state is written, by how large it may be to be written whole."""
+    monkeypatch.setattr(changelog, "_WHOLE_BYTES", request.param)
+    return b"whole" if request.param else b"bucket"
+
+
 @pytest.fixture
 def log(epoch: FakeEpoch, view: FeatureView) -> Changelog:
     return Changelog(epoch, view, partition=2, state=ViewState())
@@ -125,6 +132,7 @@ def step(engine: WindowEngine, first_offset: int, *, n_rows: int = 50, n_keys: i
     engine.step(make_batch(engine.view, rows), processing_time_us=0)
 
 
+@pytest.mark.usefixtures("written")
 async def test_parts_are_cut_into_records_that_fit_a_message_and_come_back_as_they_were(
     monkeypatch: pytest.MonkeyPatch, epoch: FakeEpoch, log: Changelog, view: FeatureView
 ) -> None:
@@ -142,6 +150,7 @@ async def test_parts_are_cut_into_records_that_fit_a_message_and_come_back_as_th
     assert restored.close().rows == engine.close().rows
 
 
+@pytest.mark.usefixtures("written")
 async def test_a_compacted_topic_holds_the_state_and_at_most_about_as_much_again(
     monkeypatch: pytest.MonkeyPatch, epoch: FakeEpoch, log: Changelog, view: FeatureView
 ) -> None:
@@ -162,7 +171,7 @@ async def test_a_compacted_topic_holds_the_state_and_at_most_about_as_much_again
 
 
 async def test_a_writer_goes_on_where_another_was(
-    monkeypatch: pytest.MonkeyPatch, epoch: FakeEpoch, log: Changelog, view: FeatureView
+    monkeypatch: pytest.MonkeyPatch, epoch: FakeEpoch, log: Changelog, view: FeatureView, written: bytes
 ) -> None:
     engine = WindowEngine(view, source_partition=2)
     for n in range(200):
@@ -176,8 +185,40 @@ async def test_a_writer_goes_on_where_another_was(
             log = Changelog(epoch, view, partition=2, state=state)
             assert log.emitted_to == n * 50 + 50
     kept = [record.name.split(b"/")[1] for record in epoch.compacted()]
-    assert kept.count(b"bucket") == N_BUCKETS
+    assert kept.count(written) == (N_BUCKETS if written == b"bucket" else 1)
     assert kept.count(b"changes") < 200
+
+
+async def test_a_state_that_grows_goes_over_to_buckets_and_back_when_it_has_shrunk(
+    monkeypatch: pytest.MonkeyPatch, epoch: FakeEpoch, log: Changelog, view: FeatureView
+) -> None:
+    engine = WindowEngine(view, source_partition=2)
+    offset, ways = 0, list[str]()
+
+    async def write(n_keys: int, *, n_times: int) -> None:
+        nonlocal engine, log, offset
+        for _ in range(n_times):
+            step(engine, offset, n_rows=500, n_keys=n_keys)
+            offset += 500
+            await log.write_state(engine)
+            await log.write_position(offset)
+            state = read(monkeypatch, view, [*epoch.compacted(), epoch.end()])
+            assert state is not None
+            log = Changelog(epoch, view, partition=2, state=state)
+            engine = WindowEngine.restore_parts(view, state.parts, source_partition=2)
+        ways.append("+".join(sorted({record.name.split(b"/")[1].decode() for record in epoch.compacted()})))
+
+    await write(50, n_times=3)
+    monkeypatch.setattr(changelog, "_WHOLE_BYTES", 1)
+    await write(5_000, n_times=1)
+    await write(5_000, n_times=80)
+    monkeypatch.setattr(changelog, "_WHOLE_BYTES", 1_000_000)
+    await write(50, n_times=1)
+
+    assert ways[0].endswith("position+whole")
+    assert ways[1] == "bucket+changes+position+whole"
+    assert ways[2] in ("bucket+changes+position", "bucket+position")
+    assert ways[3] == "position+whole"
 
 
 async def test_what_no_position_follows_was_never_committed(
@@ -235,8 +276,8 @@ async def test_a_part_with_a_chunk_missing_is_refused(
     step(engine, 0)
     await log.write_state(engine)
     await log.write_position(50)
-    records = [record for record in epoch.records if not record.name.endswith(b"/changes/1/1")]
-    with pytest.raises(StateVersionError, match=r"chunks \[0, 2.* of changes/1; .*delete state\.v"):
+    records = [record for record in epoch.records if not record.name.endswith(b"/whole/1")]
+    with pytest.raises(StateVersionError, match=r"chunks \[0, 2.* of whole; .*delete state\.v"):
         read(monkeypatch, view, [*records, epoch.end()])
 
 
@@ -245,7 +286,7 @@ async def test_a_part_with_a_chunk_missing_is_refused(
     [
         (b"0", "with key b'0' is not state of a view"),
         (b"2-{hash}/bucket/1/0", "no header 'number'"),
-        (b"2-{hash}/standby", "holds 'standby', expected changes, bucket, marker or position"),
+        (b"2-{hash}/standby", "holds 'standby', expected changes, whole, bucket, marker or position"),
     ],
 )
 def test_a_record_that_is_no_state_is_refused(
