@@ -1,5 +1,5 @@
 # syntax=docker/dockerfile:1
-# One image for the four roles and the command line: `docker build --tag headrace .`
+# One image for the five roles and the command line: `docker build --tag headrace .`
 #
 # Dependencies are those of requirements.lock, by hash; of the lock only what runs here (no local services, no tests).
 # `--build-arg EXTRAS=demo` adds what `headrace train` and `headrace produce flights` need.
@@ -43,11 +43,12 @@ ENV PATH=/opt/headrace/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1 \
     HEADRACE_HOME=/data \
+    HEADRACE_HTTP_ADDRESS=0.0.0.0 \
     HEADRACE_METRICS_ADDRESS=0.0.0.0
 USER 10001:10001
 # Delta tables, lineage and logs; mount a volume here to keep them.
 WORKDIR /data
 VOLUME /data
-EXPOSE 9101 9102 9103 9104
+EXPOSE 8080 9101 9102 9103 9104 9105
 ENTRYPOINT ["headrace"]
 CMD ["--help"]

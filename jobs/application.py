@@ -4,7 +4,7 @@ import importlib
 import importlib.util
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -15,6 +15,7 @@ from schemas.errors import ConfigError
 from schemas.model import ModelSpec
 from schemas.registry import check_recorded
 from schemas.score import check_recorded_schema
+from schemas.use_case import UseCase
 from schemas.view import FeatureView
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]+")
@@ -29,6 +30,7 @@ class Application:
         module: Name of the module.
         views: Its ``VIEWS``, by name.
         models: Its ``MODELS``, by name; a module may have none.
+        use_cases: Its ``USE_CASES``, each of which gets a route of the HTTP API; a module may have none.
         variables: Names of views by the variables that hold them.
     """
 
@@ -36,6 +38,7 @@ class Application:
     module: str
     views: Mapping[str, FeatureView]
     models: Mapping[str, ModelSpec]
+    use_cases: Sequence[UseCase] = ()
     variables: Mapping[str, str] = field(default_factory=dict)
 
     def view(self, name: str) -> FeatureView:
@@ -58,12 +61,21 @@ def consumer_groups(application: Application) -> dict[Role, tuple[str, list[str]
     prefix = f"headrace.{application.name}"
     groups = {
         Role.FEATURES: (f"{prefix}.features", sorted({view.source.topic for view in views})),
-        Role.ONLINE: (f"{prefix}.online", features),
+        Role.ONLINE: (f"{prefix}.online", sorted([*features, *scores_kept(application)])),
         Role.OFFLINE: (f"{prefix}.offline", features),
     }
     for model in models:
         groups[Role.SCORING] = (f"{prefix}.scoring.{model.name}", [application.views[model.trigger.name].topic])
     return groups
+
+
+def scores_kept(application: Application) -> dict[str, tuple[ModelSpec, int]]:
+    """List the topics of scores that use cases are answered with, each with its model and for how many us they stay."""
+    kept: dict[str, tuple[ModelSpec, int]] = {}
+    for use_case in application.use_cases:
+        if (model := use_case.model) is not None:
+            kept[model.topic] = (model, max(use_case.keep_score_us, kept.get(model.topic, (model, 0))[1]))
+    return kept
 
 
 def scored_model(application: Application) -> ModelSpec | None:
@@ -107,8 +119,36 @@ def load_application(module: str) -> Application:
         raise ConfigError(msg)
     for model in models.values():
         model.check_views(by_name)
+    use_cases = list(getattr(loaded, "USE_CASES", ()))
+    _check_use_cases(use_cases, views=by_name, models=models, where=f"application {module!r}")
     variables = {variable: view.name for variable, view in standing.items()}
-    return Application(name=_name(loaded, module), module=module, views=by_name, models=models, variables=variables)
+    return Application(
+        name=_name(loaded, module),
+        module=module,
+        views=by_name,
+        models=models,
+        use_cases=use_cases,
+        variables=variables,
+    )
+
+
+def _check_use_cases(
+    use_cases: Sequence[UseCase], *, views: Mapping[str, FeatureView], models: Mapping[str, ModelSpec], where: str
+) -> None:
+    shapes: dict[str, str] = {}
+    for use_case in use_cases:
+        if not isinstance(use_case, UseCase):
+            msg = f"{where} has {use_case!r} in USE_CASES, expected a UseCase"
+            raise ConfigError(msg)
+        if (other := shapes.get(use_case.shape)) is not None:
+            msg = f"{where} has use cases {other} and {use_case.path}, expected each path once, whatever its parameters"
+            raise ConfigError(msg)
+        shapes[use_case.shape] = use_case.path
+        unknown = [lookup.view.name for lookup in use_case.lookups if views.get(lookup.view.name) is not lookup.view]
+        if unknown or (use_case.model is not None and models.get(use_case.model.name) is not use_case.model):
+            what = f"views {unknown}" if unknown else f"model {use_case.model.name}" if use_case.model else ""
+            msg = f"{where}, use case {use_case.path}: {what} is not in VIEWS or MODELS, expected it there"
+            raise ConfigError(msg)
 
 
 def _name(loaded: ModuleType, module: str) -> str:

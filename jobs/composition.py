@@ -6,7 +6,7 @@ from typing import Any
 
 import faust
 
-from jobs.application import Application, scored_model
+from jobs.application import Application, scored_model, scores_kept
 from jobs.role import Role
 from jobs.settings import Settings
 from jobs.topics import ensure_topics, plan_topics
@@ -27,6 +27,7 @@ from streams.observability.health import Health
 from streams.observability.metrics import Metrics
 from streams.sinks.offline import OfflineWriter
 from streams.sinks.online import OnlineReader, OnlineWriter
+from streams.sinks.score_store import ScoreWriter
 
 _PATIENCE_S = 6.0
 logger = logging.getLogger(__name__)
@@ -90,7 +91,10 @@ def _compose(
         case Role.FEATURES:
             return FeaturesWorker(views, worker_id=worker_id, **common).app
         case Role.ONLINE:
-            return OnlineWorker(views, writer=OnlineWriter(redis_url), **common).app
+            kept = scores_kept(application)
+            score_writer = ScoreWriter(redis_url) if kept else None
+            writer = OnlineWriter(redis_url)
+            return OnlineWorker(views, writer=writer, scores=kept, score_writer=score_writer, **common).app
         case Role.OFFLINE:
             return OfflineWorker(views, writer=OfflineWriter(settings.delta), **common).app
         case Role.SCORING:

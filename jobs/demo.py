@@ -75,10 +75,16 @@ def _everything(
 ) -> Iterator[tuple[Supervisor, dict[Role, int]]]:
     _clear(settings)
     services = settings.local_services(notify=lambda line: console.print(line, style="dim", highlight=False))
-    chosen = choose_ports({role.value: settings.role_metrics_port(role) for role in Role})
+    wanted = {role.value: settings.role_metrics_port(role) for role in Role}
+    chosen = choose_ports({**wanted, "http": settings.http_port})
     ports = {role: chosen[role.value] for role in Role}
     supervisor = Supervisor(
-        settings.home, environment=settings.environment, ports=ports, log_level=log_level, services=services
+        settings.home,
+        environment=settings.environment,
+        ports=ports,
+        http_port=chosen["http"],
+        log_level=log_level,
+        services=services,
     )
     with services.guarded():
         try:

@@ -73,6 +73,12 @@ def _duration_s(text: str) -> float:
     return duration_s
 
 
+def _http_port(text: str) -> int:
+    if not text.isdecimal() or not 0 <= int(text) < _PORTS:
+        raise ValueError(text)
+    return int(text)
+
+
 def _words(text: str) -> tuple[str, ...]:
     return tuple(text.split())
 
@@ -185,10 +191,10 @@ class Settings:
         int,
         Variable(
             "HEADRACE_METRICS_PORT",
-            kind="port from 1 to 65532, or 0",
+            kind="port from 1 to 65531, or 0",
             default="9101",
-            doc="Port of the Prometheus endpoint of the features role; online, offline and scoring take the next ones. "
-            "0 takes any free ones.",
+            doc="Port of the Prometheus endpoint of the features role; online, offline, scoring, serve take the next "
+            "ones. 0 takes any free ones.",
             read=_port,
         ),
     ]
@@ -221,6 +227,26 @@ class Settings:
             doc="A worker that stands still for so long although records wait, and no service keeps it, ends with exit "
             "code 1.",
             read=_duration_s,
+        ),
+    ]
+    http_port: Annotated[
+        int,
+        Variable(
+            "HEADRACE_HTTP_PORT",
+            kind="port from 1 to 65535, or 0",
+            default="8080",
+            doc="Port of the HTTP API of the serve role. 0 takes any free one.",
+            read=_http_port,
+        ),
+    ]
+    http_address: Annotated[
+        str,
+        Variable(
+            "HEADRACE_HTTP_ADDRESS",
+            kind="address",
+            default="127.0.0.1",
+            doc="Address of the HTTP API; 0.0.0.0 in a container.",
+            read=str,
         ),
     ]
     kafka_jvm_flags: Annotated[

@@ -48,6 +48,7 @@ class Supervisor:
         home: Directory below which the logs are.
         environment: Environment of the workers.
         ports: Port of each role's metrics.
+        http_port: Port of the HTTP API of the serve role.
         log_level: Their log level.
         services: Local services to watch.
         cancelled: Once it is set, no service is waited for.
@@ -59,6 +60,7 @@ class Supervisor:
         *,
         environment: Mapping[str, str],
         ports: Mapping[Role, int],
+        http_port: int = 0,
         log_level: str = "info",
         services: LocalServices | None = None,
         cancelled: threading.Event | None = None,
@@ -66,6 +68,7 @@ class Supervisor:
         self._home = home
         self._environment = dict(environment)
         self._ports = dict(ports)
+        self._http_port = http_port
         self._log_level = log_level
         self._children: dict[Role, _Child] = {}
         self._services = services
@@ -136,8 +139,8 @@ class Supervisor:
         return self._children[role].process
 
     def stop(self) -> None:
-        """End the workers, scoring first: each drains and commits before it goes."""
-        for role in (Role.SCORING, Role.OFFLINE, Role.ONLINE, Role.FEATURES):
+        """End the workers, those that read what others write first: each drains and commits before it goes."""
+        for role in (Role.SERVE, Role.SCORING, Role.OFFLINE, Role.ONLINE, Role.FEATURES):
             if (child := self._children.pop(role, None)) is not None:
                 child.process.end(grace_s=_GRACE_S)
 
@@ -171,6 +174,8 @@ class Supervisor:
         # Not the default: a worker that somebody starts beside these has that.
         argv += ["--worker-id", f"{socket.gethostname()}-0"]
         argv += ["--metrics-port", str(self._ports[role]), "--log-level", self._log_level]
+        if role is Role.SERVE:
+            argv += ["--http-port", str(self._http_port)]
         log_start = log.stat().st_size if log.exists() else 0
         process = spawn(argv, environment=self._environment, cwd=Path.cwd(), log=log)
         return _Child(

@@ -27,6 +27,7 @@ from schemas.model import ModelSpec
 
 _ENDING: Final = ("SIGINT", "SIGTERM", "SIGHUP")
 _CHECK_S: Final = 1.0
+_HTTP: Final = "http"
 
 
 def up(
@@ -70,11 +71,13 @@ class _Run:
         model = scored_model(application)
         self._waiting_for = None if model is None or _is_trained(settings.model_repository, model) else model
         self._has_scoring = model is not None
-        self._ports = choose_ports({role.value: settings.role_metrics_port(role) for role in Role})
+        wanted = {role.value: settings.role_metrics_port(role) for role in Role}
+        self._ports = choose_ports({**wanted, _HTTP: settings.http_port})
         self._supervisor = Supervisor(
             settings.home,
             environment=os.environ,
             ports={role: self._ports[role.value] for role in Role},
+            http_port=self._ports[_HTTP],
             log_level=log_level,
             services=self.services,
             cancelled=self.ended,
@@ -122,6 +125,9 @@ class _Run:
         self._supervisor.start(roles)
         for role in roles:
             self._say(f"worker {role}: metrics on http://127.0.0.1:{self._ports[role.value]}/metrics")
+            if role is Role.SERVE:
+                address = f"http://{self._settings.http_address}:{self._ports[_HTTP]}"
+                self._say(f"worker {role}: API on {address}/v1/views, described by {address}/openapi.json")
 
     def _start_scoring_once_trained(self) -> None:
         if self._waiting_for is None or not _is_trained(self._settings.model_repository, self._waiting_for):

@@ -35,7 +35,17 @@ def worker(
             max=65_535,
             metavar="PORT",
             help="Port of the Prometheus endpoint, 0 for any free one.",
-            show_default="9101 to 9104 by role",
+            show_default="9101 to 9105 by role",
+        ),
+    ] = None,
+    http_port: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=65_535,
+            metavar="PORT",
+            help="Port of the HTTP API of the serve role, 0 for any free one.",
+            show_default="8080",
         ),
     ] = None,
     log_level: LogLevelOption = LogLevel.INFO,
@@ -55,10 +65,16 @@ def worker(
     application = load_recorded_application(settings.application)
     if role is Role.OFFLINE:
         settings.check_delta()
+    port = settings.role_metrics_port(role) if metrics_port is None else metrics_port
+    if role is Role.SERVE:
+        from jobs.serve import run_server  # noqa: PLC0415
+
+        own = settings.http_port if http_port is None else http_port
+        run_server(application, settings, http_port=own, metrics_port=port, log_level=log_level)
+        return
     # Faust and the adapters load for a second: only here, so that the other commands start fast.
     from jobs.composition import run_worker  # noqa: PLC0415
 
-    port = settings.role_metrics_port(role) if metrics_port is None else metrics_port
     worker_id = worker_id or socket.gethostname()
     run_worker(role, application, settings, worker_id=worker_id, metrics_port=port, log_level=log_level)
 

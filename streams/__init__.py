@@ -27,6 +27,7 @@ from schemas.aggregation import (
 from schemas.entity import Entity
 from schemas.serving import Serving
 from schemas.source import EventSource
+from schemas.use_case import Lookup, UseCase
 from schemas.view import FeatureView
 
 if TYPE_CHECKING:
@@ -38,8 +39,10 @@ __all__ = [
     "EventSource",
     "FeatureQuery",
     "FeatureView",
+    "Lookup",
     "OnlineStore",
     "Serving",
+    "UseCase",
     "approx_distinct",
     "count",
     "decayed_sum",

@@ -18,7 +18,7 @@ from jobs.flights.model import LATE_ARRIVAL
 from jobs.flights.producer import ProduceSummary, produce_flights
 from jobs.flights.scoreboard import Quality, Scoreboard
 from jobs.flights.views import airport_departures, landings
-from jobs.role import Role
+from jobs.role import CONSUMERS, Role
 from jobs.scrape import Samples, scrape
 from jobs.settings import Settings
 from jobs.supervisor import Supervisor
@@ -103,7 +103,7 @@ class Demo:
             LATE_ARRIVAL.topic: end_offsets(self._brokers, LATE_ARRIVAL.topic),
             landings.topic: end_offsets(self._brokers, landings.topic),
         }
-        self._supervisor.start([Role.SCORING])
+        self._supervisor.start([Role.SCORING, Role.SERVE])
         board = Scoreboard(self._brokers, start_offsets=starts)
         try:
             self._say(f"Live from {plan.train_until:%d %B}, {plan.live_speed:,.0f} times faster than real time")
@@ -114,7 +114,7 @@ class Demo:
                 self._produce_watched(
                     board=board, start=plan.live_until, end=plan.until, speed=None, leaves_table=False
                 )
-            self._wait_until_drained(list(Role), board=board)
+            self._wait_until_drained(CONSUMERS, board=board)
             return self._sum_up(board, live=live, scored_from=scored_from)
         finally:
             board.close()
@@ -188,7 +188,7 @@ class Demo:
         """Wait until the workers have done all there is to do."""
         deadline = time.monotonic() + _DRAIN_S
         # Features first: once they are done, nothing more comes onto the topics of the others.
-        waiting = sorted(roles, key=list(Role).index)
+        waiting = sorted(roles, key=CONSUMERS.index)
 
         def is_drained(_: Samples) -> bool:
             while waiting and self._is_done(waiting[0]):

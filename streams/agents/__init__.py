@@ -1,1 +1,1 @@
-"""The four roles as Faust apps: features, online, offline and scoring."""
+"""The roles that read topics, as Faust apps: features, online, offline and scoring."""

@@ -1,4 +1,4 @@
-"""The online role: feature rows from their topics to the online store.
+"""The online role: feature rows, and the scores that use cases want, from their topics to the online store.
 
 At least once over a guarded, idempotent write: a batch is acknowledged once the store has it. While the store is down,
 the worker holds the batches it has, whose bytes the transport bounds (``ConsumerOptions.max_held_bytes``: fetching
@@ -8,12 +8,11 @@ pauses there), and the other rows wait in Kafka. How much the store holds is up 
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-import pyarrow as pa
-
-from schemas.errors import SinkUnavailableError
+from schemas.errors import ConfigError, SinkUnavailableError
+from schemas.model import ModelSpec
 from schemas.view import FeatureView
 from streams.agents.feature_topic import decode_feature_rows
 from streams.agents.worker import consume, consumer_config, create_app
@@ -21,6 +20,7 @@ from streams.batch import RawBatch
 from streams.lineage.openlineage import LineageEmitter
 from streams.observability.metrics import Metrics
 from streams.sinks.online import OnlineWriter, WriteResult
+from streams.sinks.score_store import ScoreWriter
 from streams.transport.options import ConsumerOptions
 
 logger = logging.getLogger(__name__)
@@ -36,6 +36,8 @@ class OnlineWorker:
         application: Name of the application, part of the consumer group's.
         brokers: Kafka bootstrap servers.
         writer: The online store.
+        scores: Scores to keep: by topic their model, and for how many microseconds each stays.
+        score_writer: Where they are kept; None where there are none.
         metrics: Where counts and freshness go.
         lineage: Where lineage goes.
         commit_interval_s: Seconds between offset commits.
@@ -48,12 +50,16 @@ class OnlineWorker:
         application: str,
         brokers: str,
         writer: OnlineWriter,
+        scores: Mapping[str, tuple[ModelSpec, int]] | None = None,
+        score_writer: ScoreWriter | None = None,
         metrics: Metrics,
         lineage: LineageEmitter,
         commit_interval_s: float = 0.5,
     ) -> None:
         self._views = {view.topic: view for view in views}
         self._writer = writer
+        self._scores = dict(scores or {})
+        self._score_writer = score_writer
         self._metrics = metrics
         self._lineage = lineage
         group = f"{application}.online"
@@ -68,9 +74,21 @@ class OnlineWorker:
         )
         for topic in self._views:
             consume(self.app, topic, self._handle)
+        for topic in self._scores:
+            consume(self.app, topic, self._handle_scores)
 
     async def _handle(self, event: Any) -> None:
         await self._store(event.value)
+        event.ack()
+
+    async def _handle_scores(self, event: Any) -> None:
+        batch: RawBatch = event.value
+        (model, keep_us), writer = self._scores[batch.topic], self._score_writer
+        if writer is None:
+            msg = f"there is no writer for {batch.topic}, expected `score_writer` where there are `scores`"
+            raise ConfigError(msg)
+        offsets = batch.offsets.tolist()
+        await self._until_written(lambda: writer.write(batch.values, offsets=offsets, model=model, keep_us=keep_us))
         event.ack()
 
     async def _store(self, batch: RawBatch) -> None:
@@ -79,7 +97,7 @@ class OnlineWorker:
         self._metrics.rows_of_other_definitions("online", view.name, found.of_other_definitions)
         rows = found.rows
         started_us, started = time.time_ns() // 1_000, time.perf_counter()
-        result = await self._write(rows, view)
+        result = await self._until_written(lambda: self._writer.write(rows, view=view))
         stored_us = time.time_ns() // 1_000
         self._metrics.batch_processed("online", rows=len(batch), seconds=time.perf_counter() - started)
         self._metrics.online_written(view.name, written=result.written, superseded=result.superseded)
@@ -95,11 +113,11 @@ class OnlineWorker:
             started_us=started_us,
         )
 
-    async def _write(self, rows: pa.Table, view: FeatureView) -> WriteResult:
+    async def _until_written(self, write: Callable[[], Awaitable[WriteResult]]) -> WriteResult:
         wait_s = 0.0
         while True:
             try:
-                return await self._writer.write(rows, view=view)
+                return await write()
             except SinkUnavailableError as exc:
                 wait_s = min(max(exc.retry_after_ms / 1_000, wait_s * 2), _MAX_RETRY_S)
                 self._metrics.store_retried("online", store="redis")

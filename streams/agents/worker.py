@@ -1,4 +1,4 @@
-"""What the four roles have in common: a Faust app over the columnar transport, and how it is run."""
+"""What the roles that read topics have in common: a Faust app over the columnar transport, and how it is run."""
 
 import asyncio
 import gc

@@ -30,14 +30,17 @@ from typing import Any, Final, Protocol, Self, TypeVar
 from cachetools import TLRUCache
 
 from schemas.errors import ConfigError, SchemaError, SinkError, SinkUnavailableError
+from schemas.model import ModelSpec
 from schemas.view import FeatureView
 from streams.serving.breaker import Breaker
 from streams.serving.flight import Flights
 from streams.serving.latest import LatestOffline
+from streams.serving.score import ScoreValue, resolve_score
 from streams.serving.value import FeatureValue, ValueSource, asked_features, resolve_value
 from streams.sinks.online import online_key
 from streams.sinks.packing import UnpackedValue, unpack_value
 from streams.sinks.redis_client import RedisClient
+from streams.sinks.score_store import score_key, unpack_score
 
 logger = logging.getLogger(__name__)
 
@@ -192,6 +195,30 @@ class AsyncOnlineStore:
         return [
             self._resolve(query, keys[i], found[i], now_us=now_us, is_stale_wanted=is_stale_wanted)
             for i, query in enumerate(queries)
+        ]
+
+    async def read_scores(self, model: ModelSpec, entities: Sequence[str], *, ttl_us: int | None) -> list[ScoreValue]:
+        """Read the newest scores of entities, which the online role stores for an application's use cases.
+
+        Args:
+            model: The model.
+            entities: What was scored, in the order wanted.
+            ttl_us: Age of the scored event after which a score is stale; None means never.
+
+        Raises:
+            SinkUnavailableError: Redis does not answer.
+        """
+        keys = [score_key(model, entity, prefix=self._prefix) for entity in entities]
+        try:
+            packed = await self._flights.get(keys)
+        except SinkUnavailableError:
+            self._unavailable("redis")
+            raise
+        scores = [None if (value := packed.get(key)) is None else unpack_score(value, model=model) for key in keys]
+        now_us = self._clock_us()
+        return [
+            resolve_score(score, model=model, entity=entity, ttl_us=ttl_us, now_us=now_us)
+            for entity, score in zip(entities, scores, strict=True)
         ]
 
     async def close(self) -> None:

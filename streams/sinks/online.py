@@ -32,7 +32,7 @@ values written together do not expire together. More than 1, so that a reader se
 _ROWS_PER_SEND: Final = 4 * ROWS_PER_CALL
 """Rows that are packed and sent at a time: the server works on them while the next ones are packed."""
 
-_GUARDED_SET: Final = """
+GUARDED_SET: Final = """
 -- KEYS: one per row.
 -- ARGV: milliseconds to keep a value (0: for good), start of the jitter in [0, 1), the tag of all rows, then one value
 -- per row. A value begins with its order, 60 digits, and the tag; digits alone, so that no locale's collation can
@@ -170,7 +170,7 @@ class OnlineWriter:
         for start in range(0, newest.num_rows, _ROWS_PER_SEND):
             part = newest.slice(start, _ROWS_PER_SEND)
             call = self._client.run_script(
-                _GUARDED_SET,
+                GUARDED_SET,
                 keys=[online_key(view, entity, prefix=self._prefix) for entity in part[view.entity.key].to_pylist()],
                 values=pack_rows(part, view=view),
                 arguments=(str(keep_ms), repr(random.random()), tag),  # noqa: S311  # spreads expiry, hides nothing

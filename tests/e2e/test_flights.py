@@ -10,12 +10,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import httpx
 import jsonschema
 import pytest
 
 from infra.local.process import exit_code
 from jobs.flights.model import LATE_ARRIVAL
-from jobs.role import Role
+from jobs.role import CONSUMERS, Role
 from jobs.topic_reader import read_topic
 from jobs.train import train_late_arrival
 from offline.card import ModelCard
@@ -34,7 +35,7 @@ def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningPipeli
         running.produce(START, MIDDLE)
         running.until_drained([Role.FEATURES, Role.ONLINE, Role.OFFLINE])
         running.card = train(running)  # type: ignore[attr-defined]  # for the tests
-        running.supervisor.start([Role.SCORING])
+        running.supervisor.start([Role.SCORING, Role.SERVE])
         running.produce(MIDDLE, END)
         running.until_drained()
         yield running
@@ -122,7 +123,7 @@ def test_lineage_tells_what_each_role_read_and_wrote(pipeline: RunningPipeline) 
     # The last window of a role is told when it ends at the latest; those before it are there.
     files = partial((pipeline.home / "lineage").glob, "events.*.ndjson")
     pipeline.until(
-        lambda: len([file for file in files() if file.stat().st_size]) == len(Role),
+        lambda: len([file for file in files() if file.stat().st_size]) == len(CONSUMERS),
         within_s=30,
         what="each role has told of its lineage",
     )
@@ -162,6 +163,17 @@ def test_the_commands_to_look_show_it(pipeline: RunningPipeline) -> None:
     row = headrace(pipeline, "get", "airport_departures", "JFK")
     assert row.returncode == 0, row.stderr
     assert "departures_1h" in row.stdout
+
+
+def test_the_api_answers_with_scores_and_features(pipeline: RunningPipeline) -> None:
+    score = scores(pipeline)[0]
+    with httpx.Client(base_url=pipeline.api, timeout=30) as client:
+        answer = client.get(f"/v1/flights/{score['entity']}/late-arrival")
+        assert answer.json()["score"]["score"]["model_sha256"] == score["model_sha256"]
+        assert answer.headers["X-Model-Version"] == score["model_version"]
+        features = client.get("/v1/airports/JFK/carriers/B6/departures").json()["features"]
+    assert [result["values"][0]["status"] for result in features] == ["present", "present"]
+    assert features[0]["values"][0]["features"]["departures_1h"] >= 0
 
 
 def test_workers_end_in_good_order(pipeline: RunningPipeline) -> None:

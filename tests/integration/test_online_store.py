@@ -26,7 +26,7 @@ from tests.support.feature_rows import T0_US, make_rows, make_view
 SECOND_US = 1_000_000
 FEATURES = {"n": count().over("5m"), "average": mean("amount").over("5m")}
 CACHED = make_view("cached", features=FEATURES)
-CRITICAL = make_view("critical", ttl="1s", features=FEATURES)
+CRITICAL = make_view("critical", ttl="9s", features=FEATURES)
 SAFE = make_view("safe", features=FEATURES, serving=Serving(cache="0s", defaults={"n": 0, "average": -1.0}))
 DURABLE = make_view("durable", features=FEATURES, serving=Serving(cache="0s", fallback="delta", defaults={"n": 0}))
 

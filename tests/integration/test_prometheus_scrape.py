@@ -24,7 +24,7 @@ from jobs.settings import Settings
 from schemas.errors import ServiceError
 from streams.observability.endpoint import serve
 from streams.observability.health import Health
-from streams.observability.metrics import Metrics
+from streams.observability.serving import ServingMetrics
 from tests.support.exercise import report_everything
 
 FILES = Path(infra.__path__[0]) / "prometheus"
@@ -44,7 +44,7 @@ def ask(url: str, path: str, **parameters: str) -> Any:
 
 @pytest.fixture(scope="module")
 def scraping(programs: PrometheusPrograms, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A Prometheus that has scraped four live roles often enough for rates; yields its URL.
+    """A Prometheus that has scraped five live roles often enough for rates; yields its URL.
 
     It runs the project's own files, but scrapes five times a second, from the ports that the roles got.
     """
@@ -55,7 +55,7 @@ def scraping(programs: PrometheusPrograms, tmp_path_factory: pytest.TempPathFact
     config["global"] = {"scrape_interval": "200ms", "scrape_timeout": "200ms", "evaluation_interval": "200ms"}
     (directory / "prometheus.yml").write_text(yaml.safe_dump(config))
     with ExitStack() as stack:
-        roles = {role: Metrics() for role in Role}
+        roles = {role: ServingMetrics() for role in Role}
         servers = {role: stack.enter_context(serve(metrics, Health(), port=0)) for role, metrics in roles.items()}
         targets = [
             {"targets": [f"127.0.0.1:{server.port}"], "labels": {"role": str(role)}} for role, server in servers.items()
@@ -83,10 +83,10 @@ def scraping(programs: PrometheusPrograms, tmp_path_factory: pytest.TempPathFact
 
 def has_rates(url: str) -> bool:
     found = ask(url, "query", query="count(rate(headrace_freshness_seconds_count[1m]) > 0)")["result"]
-    return bool(found) and found[0]["value"][1] == "4"
+    return bool(found) and found[0]["value"][1] == "5"
 
 
-def test_the_four_roles_are_scraped(scraping: str) -> None:
+def test_the_five_roles_are_scraped(scraping: str) -> None:
     active = ask(scraping, "targets", state="active")["activeTargets"]
     assert {(target["labels"]["role"], target["health"]) for target in active} == {(str(r), "up") for r in Role}
     assert {target["lastError"] for target in active} == {""}
@@ -144,7 +144,7 @@ def test_each_alert_has_an_example_that_passes(programs: PrometheusPrograms) -> 
 
 
 def test_metrics_keep_the_conventions(programs: PrometheusPrograms) -> None:
-    metrics = Metrics()
+    metrics = ServingMetrics()
     report_everything(metrics, now_us=time.time_ns() // 1_000)
     run_promtool(programs, "check", "metrics", text=generate_latest(metrics.registry).decode())
 

@@ -1,11 +1,14 @@
 """Every metric of every role, reported once with plausible values."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pyarrow as pa
 
 from schemas.row import TIMESTAMP
 from schemas.score import LATENCY_STAGES
 from streams.observability.metrics import Metrics
+from streams.observability.serving import ServingMetrics
 
 
 def report_everything(metrics: Metrics, *, now_us: int) -> None:
@@ -38,5 +41,10 @@ def report_everything(metrics: Metrics, *, now_us: int) -> None:
         metrics.score_latency("late", stage=stage, seconds=np.array([0.05, 0.1]))
     # All within the bound: a share of just 99 % is below or above it by the last bit of a rate.
     metrics.score_committed("late", broker_time=broker_time[:99], committed_time_us=now_us)
+    if isinstance(metrics, ServingMetrics):
+        value = SimpleNamespace(status="present", source="online", broker_time_us=now_us - 2_000_000)
+        metrics.values_read("flights", [value], now_us=now_us)
+        metrics.store_unavailable("redis")
+        metrics.request_done("/v1/features", status=200, seconds=0.002)
     metrics.lineage_sent()
     metrics.lineage_failed("rejected")

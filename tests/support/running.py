@@ -17,7 +17,7 @@ from jobs.application import Application, consumer_groups, load_application
 from jobs.audit import Check, run_audit
 from jobs.consumer_group import is_caught_up
 from jobs.flights.producer import ProduceProgress, ProduceSummary, produce_flights
-from jobs.role import Role
+from jobs.role import CONSUMERS, Role
 from jobs.scrape import Samples, scrape
 from jobs.settings import Settings
 from jobs.supervisor import Supervisor
@@ -56,9 +56,10 @@ class RunningPipeline:
         }
         self.settings = Settings.from_environment(self.environment)
         self.application: Application = load_application("jobs.flights")
-        chosen = choose_ports(dict.fromkeys(Role, 0))
+        chosen = choose_ports(dict.fromkeys([*Role, "http"], 0))
         self.ports = {role: chosen[role] for role in Role}
-        self.supervisor = Supervisor(home, environment=self.environment, ports=self.ports)
+        self.api = f"http://127.0.0.1:{chosen['http']}"
+        self.supervisor = Supervisor(home, environment=self.environment, ports=self.ports, http_port=chosen["http"])
         self.restarts: list[str] = []
         self.sent: list[ProduceSummary] = []
         self._sent_share = 0.0
@@ -119,10 +120,10 @@ class RunningPipeline:
         """Wait until a share of what is being produced has been sent."""
         self.until(lambda: self._sent_share >= share, within_s=within_s, what=f"{share:.0%} of the events are sent")
 
-    def until_drained(self, roles: Sequence[Role] = tuple(Role), *, within_s: float = 90.0) -> None:
+    def until_drained(self, roles: Sequence[Role] = CONSUMERS, *, within_s: float = 90.0) -> None:
         """Wait until each role has committed everything that is on its topics."""
         # Features first: once they are done, nothing more comes onto the topics of the others.
-        for role in sorted(roles, key=list(Role).index):
+        for role in sorted(roles, key=CONSUMERS.index):
             group, topics = self.groups[role]
             self.until(
                 lambda group=group, topics=topics: all(is_caught_up(self.kafka, group, topic) for topic in topics),  # type: ignore[misc]  # bound now

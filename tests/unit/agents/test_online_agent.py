@@ -6,6 +6,7 @@ import pyarrow as pa
 import pytest
 from prometheus_client import CollectorRegistry
 
+from jobs.flights.model import LATE_ARRIVAL
 from schemas.errors import DecodeError, SinkRejectedError, SinkUnavailableError
 from schemas.view import FeatureView
 from streams.agents.online import OnlineWorker
@@ -112,3 +113,38 @@ async def test_rows_that_the_store_refuses_end_the_worker(worker: OnlineWorker, 
 async def test_what_is_no_feature_row_is_named_by_its_place(worker: OnlineWorker) -> None:
     with pytest.raises(DecodeError, match=rf"{VIEW.topic}-0 from offset 7"):
         await worker._handle(make_event(values=[b"nonsense"]))
+
+
+class FakeScores:
+    """A store of scores that is away once."""
+
+    def __init__(self) -> None:
+        self.written: list[tuple[list[bytes], list[int], str, int]] = []
+        self.is_away = True
+
+    async def write(self, scores: list[bytes], *, offsets: list[int], model: Any, keep_us: int) -> WriteResult:
+        if self.is_away:
+            self.is_away = False
+            message = "away"
+            raise SinkUnavailableError(message, retry_after_ms=1)
+        self.written.append((list(scores), offsets, model.name, keep_us))
+        return WriteResult(written=len(scores), superseded=0)
+
+
+async def test_scores_that_use_cases_want_are_kept_with_their_offsets(writer: FakeWriter) -> None:
+    kept = FakeScores()
+    worker = OnlineWorker(
+        [VIEW],
+        application="shop",
+        brokers="127.0.0.1:1",
+        writer=writer,  # type: ignore[arg-type]  # a fake
+        scores={LATE_ARRIVAL.topic: (LATE_ARRIVAL, 5)},
+        score_writer=kept,  # type: ignore[arg-type]  # a fake
+        metrics=Metrics(CollectorRegistry()),
+        lineage=FakeLineage(),  # type: ignore[arg-type]  # a fake
+    )
+    event = make_event(values=[b"one", b"two"])
+    event.value = make_batch([b"one", b"two"], topic=LATE_ARRIVAL.topic, first_offset=7)
+    await worker._handle_scores(event)
+    assert kept.written == [([b"one", b"two"], [7, 8], "late_arrival", 5)]
+    assert event.acks == 1

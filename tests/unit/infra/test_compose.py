@@ -63,7 +63,7 @@ class TestCompose:
 
     def test_everything_listens_on_the_loopback_address_of_the_host(self) -> None:
         ports = [port for service in SERVICES.values() for port in service.get("ports", [])]
-        assert len(ports) == 7
+        assert len(ports) == 8
         assert all(port.startswith("127.0.0.1:") for port in ports)
         published = [port.split(":")[1] for port in ports]
         assert len(published) == len(set(published))
@@ -128,6 +128,12 @@ class TestCompose:
         assert str(settings.model_repository) in mounts
         assert all(str(place).startswith("/data/") for place in (settings.delta, settings.lineage))
         assert "/data" in mounts
+
+    def test_the_api_is_published_where_it_listens(self) -> None:
+        settings = Settings.from_environment(SERVICES["serve"]["environment"])
+        assert settings.http_address == "0.0.0.0"  # noqa: S104  # in a container, to be reached
+        assert SERVICES["serve"]["ports"] == [f"127.0.0.1:{settings.http_port}:{settings.http_port}"]
+        assert str(settings.http_port) in lines_of("EXPOSE")[0].split()
 
     def test_kafka_advertises_what_clients_are_told(self) -> None:
         environment = SERVICES["kafka"]["environment"]

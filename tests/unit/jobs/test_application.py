@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from jobs.application import consumer_groups, load_application, load_recorded_application
-from jobs.role import Role
+from jobs.role import CONSUMERS, Role
 from schemas.errors import ConfigError
 
 WriteModule = Callable[[str], str]
@@ -122,10 +122,32 @@ def test_scores_that_are_not_as_published_are_refused(tmp_path: Path, monkeypatc
 
 def test_each_role_has_a_group_and_the_topics_that_it_reads() -> None:
     groups = consumer_groups(load_application("jobs.flights"))
-    assert set(groups) == set(Role)
+    assert set(groups) == set(CONSUMERS)
     assert groups[Role.FEATURES][1] == ["flights.departed", "flights.departed.by_carrier", "flights.landed"]
-    assert groups[Role.ONLINE][1] == groups[Role.OFFLINE][1]
+    assert groups[Role.ONLINE][1] == sorted([*groups[Role.OFFLINE][1], "scores.late_arrival"])
     assert groups[Role.SCORING][1] == ["features.airport_departures"]
+
+
+@pytest.mark.parametrize(
+    ("use_cases", "message"),
+    [
+        ("['/v1/x/{user_id}']", "expected a UseCase"),
+        ("[case('/v1/x/{user_id}'), case('/v1/x/{user_id}')]", "expected each path once, whatever its parameters"),
+        ("[UseCase('/v1/x/{u}', lookups=[Lookup(view('b'), 'u')])]", r"views \['b'\] is not in VIEWS or MODELS"),
+    ],
+)
+def test_a_wrong_use_case_is_refused(write_module: WriteModule, use_cases: str, message: str) -> None:
+    case = "case = lambda path: UseCase(path, lookups=[Lookup(VIEWS[0], 'user_id')])"
+    text = f"from streams import Lookup, UseCase\nVIEWS = [view('a')]\n{case}\nUSE_CASES = {use_cases}"
+    with pytest.raises(ConfigError, match=message):
+        load_application(write_module(text))
+
+
+def test_an_application_may_have_use_cases(write_module: WriteModule) -> None:
+    text = "from streams import Lookup, UseCase\nVIEWS = [view('a')]\n"
+    module = write_module(f"{text}USE_CASES = [UseCase('/v1/x/{{u}}', lookups=[Lookup(VIEWS[0], 'u')])]")
+    (use_case,) = load_application(module).use_cases
+    assert use_case.parameters == ["u"]
 
 
 def test_an_application_is_named_by_its_module_unless_it_says_otherwise(

@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry
 from jobs import composition
 from jobs.application import consumer_groups, load_application
 from jobs.composition import run_worker
-from jobs.role import Role
+from jobs.role import CONSUMERS, Role
 from jobs.settings import Settings
 from schemas.errors import ConfigError, InferenceUnavailableError
 from streams.agents import features, scoring
@@ -67,7 +67,7 @@ def test_a_worker_that_fails_otherwise_can_be_started_again(app: Any, tmp_path: 
     assert ended.value.code == 1
 
 
-@pytest.mark.parametrize("role", list(Role))
+@pytest.mark.parametrize("role", CONSUMERS)
 def test_a_worker_joins_the_group_of_its_application_and_role(
     role: Role, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:

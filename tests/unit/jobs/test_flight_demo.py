@@ -55,5 +55,5 @@ def test_a_role_is_done_once_its_committed_offsets_say_so_and_not_when_its_metri
 def test_workers_that_do_not_come_to_an_end_are_named(demo: Demo, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo_module, "_DRAIN_S", -1.0)
     monkeypatch.setattr(demo_module, "is_caught_up", lambda _, group, __: "features" in group)
-    with pytest.raises(ServiceError, match="online, offline are not done"):
+    with pytest.raises(ServiceError, match="offline, online are not done"):
         demo._wait_until_drained([Role.OFFLINE, Role.ONLINE, Role.FEATURES])

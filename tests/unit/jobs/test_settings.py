@@ -74,9 +74,10 @@ def test_the_cache_follows_the_users_cache_directory() -> None:
         ("HEADRACE_KAFKA", "a:9092,b", "host:port, several with commas between"),
         ("HEADRACE_TRITON", "http://triton:8000", "host:port"),
         ("HEADRACE_TRITON_FALLBACK", "maybe", "0 or 1"),
-        ("HEADRACE_METRICS_PORT", "70000", "port from 1 to 65532, or 0"),
-        ("HEADRACE_METRICS_PORT", "65533", "port from 1 to 65532, or 0"),
-        ("HEADRACE_METRICS_PORT", "-1", "port from 1 to 65532, or 0"),
+        ("HEADRACE_HTTP_PORT", "65536", "port from 1 to 65535, or 0"),
+        ("HEADRACE_METRICS_PORT", "70000", "port from 1 to 65531, or 0"),
+        ("HEADRACE_METRICS_PORT", "65532", "port from 1 to 65531, or 0"),
+        ("HEADRACE_METRICS_PORT", "-1", "port from 1 to 65531, or 0"),
     ],
 )
 def test_a_wrong_value_is_an_error_that_names_variable_value_and_remedy(name: str, value: str, expected: str) -> None:
@@ -130,7 +131,7 @@ def test_a_cluster_may_be_given() -> None:
     assert Settings.from_environment({"HEADRACE_REDIS": url}).address("redis") == url
 
 
-@pytest.mark.parametrize(("first", "expected"), [("9500", [9500, 9501, 9502, 9503]), ("0", [0, 0, 0, 0])])
+@pytest.mark.parametrize(("first", "expected"), [("9500", [9500, 9501, 9502, 9503, 9504]), ("0", [0] * 5)])
 def test_the_roles_have_ports_side_by_side_or_any_free_ones(first: str, expected: list[int]) -> None:
     settings = Settings.from_environment({"HEADRACE_METRICS_PORT": first})
     assert [settings.role_metrics_port(role) for role in Role] == expected

@@ -172,7 +172,7 @@ def test_workers_end_with_the_last_of_the_path_first(world: World, supervisor: S
     supervisor.start(list(Role))
     supervisor.stop()
     roles = [process.argv[process.argv.index("--role") + 1] for process in world.ended]
-    assert roles == ["scoring", "offline", "online", "features"]
+    assert roles == ["serve", "scoring", "offline", "online", "features"]
     assert supervisor.check() == []
     supervisor.stop()
 

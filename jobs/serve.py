@@ -1,0 +1,93 @@
+"""The serve role: the HTTP API over the online store, until SIGTERM."""
+
+import logging
+import signal
+import socket
+
+import uvicorn
+
+from jobs.application import Application, scored_model
+from jobs.settings import Settings
+from offline.card import load_card
+from schemas.errors import ConfigError
+from streams.observability.endpoint import serve
+from streams.observability.health import Health
+from streams.observability.serving import ServingMetrics
+from streams.serving.api import make_api
+from streams.serving.store import AsyncOnlineStore
+
+_GRACE_S = 10
+logger = logging.getLogger(__name__)
+
+
+def run_server(
+    application: Application, settings: Settings, *, http_port: int, metrics_port: int, log_level: str
+) -> None:
+    """Serve until SIGTERM or SIGINT; what is being answered then is answered to its end.
+
+    Args:
+        application: What is served.
+        settings: Where the stores are.
+        http_port: Port of the API; 0 takes any free one.
+        metrics_port: Port of metrics and health; 0 takes any free one.
+        log_level: Log level.
+
+    Raises:
+        ConfigError: A port is taken, or a setting or the model's card is wrong.
+    """
+    redis_url = settings.address("redis")
+    metrics, health = ServingMetrics(), Health()
+    health.waits_for(["the API is starting"])
+
+    def make_store() -> AsyncOnlineStore:
+        health.waits_for([])
+        return AsyncOnlineStore(redis_url, offline=settings.delta, observer=metrics)
+
+    api = make_api(
+        application.views,
+        use_cases=application.use_cases,
+        make_store=make_store,
+        metrics=metrics,
+        model_version=_model_version(application, settings),
+    )
+    with (
+        _listening(settings.http_address, http_port) as listener,
+        serve(metrics, health, port=metrics_port, address=settings.metrics_address) as endpoint,
+    ):
+        address, port = listener.getsockname()[:2]
+        logger.info("worker serve: API on http://%s:%d, metrics on %s", address, port, endpoint.url)
+        config = uvicorn.Config(
+            api,
+            log_config=None,
+            log_level=log_level,
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=_GRACE_S,
+        )
+        # The server passes a signal on once it has ended: it has been answered by then.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: None)
+        uvicorn.Server(config).run(sockets=[listener])
+
+
+def _model_version(application: Application, settings: Settings) -> str:
+    """Give the version that scores; ``none`` without a model, or while it is not trained."""
+    model = scored_model(application)
+    if model is None or not (settings.model_repository / model.name / "config.pbtxt").is_file():
+        return "none"
+    card = load_card(settings.model_repository, model.name)
+    card.check(model)
+    return card.served_version.version
+
+
+def _listening(address: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((address, port))
+    except OSError as exc:
+        listener.close()
+        msg = f"the API cannot be served on {address}:{port} ({exc.strerror}), expected a free port; 0 takes any"
+        raise ConfigError(msg) from exc
+    return listener
