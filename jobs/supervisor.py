@@ -154,8 +154,13 @@ class Supervisor:
                 raise ServiceError(msg)
             log = Path(record.log)
             size = log.stat().st_size if log.exists() else 0
-            reason = telling_line(read_lines(log, since_bytes=max(0, size - _TAIL_BYTES)))
-            gone = f"{name} (process {record.pid}) has ended, its log last with: {reason}"
+            code = exit_code(record.pid)
+            if code is not None and code < 0:
+                # Its log does not know.
+                gone = f"{name} (process {record.pid}) was killed by {signal.Signals(-code).name}"
+            else:
+                reason = telling_line(read_lines(log, since_bytes=max(0, size - _TAIL_BYTES)))
+                gone = f"{name} (process {record.pid}) has ended, its log last with: {reason}"
             if self._count_end(name) > _MOST_SERVICE_ENDS:
                 msg = f"{gone}, {_MOST_SERVICE_ENDS + 1} times in {_WINDOW_S / 60:.0f} minutes; see {record.log}"
                 raise ServiceError(msg)

@@ -21,6 +21,8 @@ _START_TIME_TOLERANCE_S: Final = 0.05
 _PROC: Final = Path("/proc")
 _ERROR: Final = re.compile(r"\b(ERROR|FATAL|Error:|Exception|Caused by)|^[EF]\d{4} |^Traceback ")
 _RAISED: Final = re.compile(r"^[\w.]*(Error|Exception|Timeout)\b")
+_NO_ERROR: Final = re.compile(r"\b(INFO|DEBUG|TRACE)\b")
+"""What mentions an exception all the same is about what a program goes on from."""
 _LOG_ROTATE_BYTES: Final = 16 * 1024 * 1024
 _children: Final[dict[int, subprocess.Popen[bytes]]] = {}
 """Children of this process by process id: kept so that an ended one is reaped and leaves no zombie."""
@@ -208,7 +210,7 @@ def read_lines(log: Path, *, since_bytes: int) -> list[str]:
 
 def telling_line(lines: Sequence[str]) -> str:
     """Quote the last line of a log that reports an error, else its last line."""
-    found = [line for line in lines if _ERROR.search(line) or _RAISED.search(line) or line.startswith("headrace: ")]
+    found = [line for line in lines if _is_error(line) or line.startswith("headrace: ")]
     errors = [line for line in found if not line.startswith("Traceback")]
     return (errors or list(lines) or ["(the log is empty)"])[-1].strip()[:300]
 
@@ -216,10 +218,14 @@ def telling_line(lines: Sequence[str]) -> str:
 def telling_lines(lines: Sequence[str], *, count: int = 8) -> str:
     """Quote the last ``count`` lines of a log, and before them the last that report errors, as shutdowns are chatty."""
     tail_start = max(0, len(lines) - count)
-    errors = [line for line in lines[:tail_start] if _ERROR.search(line)][-count:]
+    errors = [line for line in lines[:tail_start] if _is_error(line)][-count:]
     quoted = [*errors, "..."] if errors else []
     quoted += lines[tail_start:]
     return "\n".join(f"    {line[:300]}" for line in quoted) or "    (the log is empty)"
+
+
+def _is_error(line: str) -> bool:
+    return bool((_ERROR.search(line) or _RAISED.search(line)) and not _NO_ERROR.search(line))
 
 
 def wait_until(condition: Callable[[], bool], *, timeout_s: float, poll_s: float = 0.05) -> bool:

@@ -83,7 +83,7 @@ def test_without_a_model_the_other_roles_run_and_no_repository_is_made(up: Up) -
     redis = read_state(up.home)["redis"]
     psutil.Process(redis.pid).kill()
     (told,) = up.read_until("redis (process")
-    assert f"redis (process {redis.pid}) has ended" in told
+    assert f"redis (process {redis.pid}) was killed by SIGKILL" in told
     assert f"started again at {redis.address}" in told
 
     running = up.processes()

@@ -4,7 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from infra.local.process import ProcessIdentity, project_path, read_lines, spawn, start_time_s, telling_lines
+from infra.local.process import (
+    ProcessIdentity,
+    project_path,
+    read_lines,
+    spawn,
+    start_time_s,
+    telling_line,
+    telling_lines,
+)
 from schemas.errors import ServiceError
 
 
@@ -63,6 +71,17 @@ def test_errors_are_quoted_before_a_chatty_shutdown() -> None:
         "INFO closing 48",
         "INFO closing 49",
     ]
+
+
+def test_what_was_raised_is_quoted_and_not_what_mentions_an_exception_in_passing() -> None:
+    raised = "org.apache.kafka.common.KafkaException: Failed to acquire lock on file .lock in /data"
+    passing = "INFO writeNoOpRecord: unable to start because of RejectedExecutionException. Exception message: closed"
+    lines = ["FATAL Exiting", raised, "\tat kafka.log.LogManager", *[passing] * 20]
+
+    quoted = [line.strip() for line in telling_lines(lines, count=2).splitlines()]
+
+    assert quoted == ["FATAL Exiting", raised, "...", passing, passing]
+    assert telling_line(lines) == raised
 
 
 def test_an_empty_log_is_said_to_be_empty() -> None:

@@ -260,6 +260,15 @@ def test_a_service_that_dies_again_and_again_ends_the_run(watching: Supervisor, 
         watching.check()
 
 
+def test_a_service_that_was_killed_is_said_to_be_for_its_log_does_not_know(
+    world: World, watching: Supervisor, services: FakeServices
+) -> None:
+    services.die("kafka")
+    world.exit_codes[7] = -9
+    (line,) = watching.check()
+    assert line.startswith("kafka (process 7) was killed by SIGKILL; started again at a:1")
+
+
 def test_a_service_that_another_command_ended_ends_the_run(watching: Supervisor, services: FakeServices) -> None:
     services.gone["kafka"] = None
     with pytest.raises(ServiceError, match="kafka was ended by another command"):
