@@ -101,6 +101,7 @@ class LocalServices:
     ) -> None:
         self.home = home.absolute()
         self._given = given or ServiceAddresses()
+        self._notify = notify
         self._has_standard_ports = has_standard_ports
         self._environment = environment
         self._state_lock = threading.Lock()
@@ -166,10 +167,10 @@ class LocalServices:
             except BaseException:
                 cancelled.set()
                 pool.shutdown(wait=True)
-                self._end(started)
+                self._end_started(started)
                 raise
             if errors:
-                self._end(started)
+                self._end_started(started)
                 if len(errors) == 1 or not all(isinstance(error, ServiceError) for error in errors):
                     raise errors[0]
                 raise ServiceError("\n".join(str(error) for error in errors)) from errors[0]
@@ -188,7 +189,10 @@ class LocalServices:
                 yield
             finally:
                 records = read_state(self.home).items()
-                self.down([name for name, record in records if not only_started or record.started_by == self._token])
+                ours = [name for name, record in records if not only_started or record.started_by == self._token]
+                if ours:
+                    self._notify(f"Ending {', '.join(ours)}.")
+                self.down(ours)
 
     def down(self, which: Iterable[str] = SERVICE_NAMES) -> list[str]:
         """End the services that Headrace started, all at once, and clean up after them; given ones are left alone.
@@ -397,6 +401,7 @@ class LocalServices:
                 started.append(name)
             failure = self._wait_until_healthy(service, launch, record, cancelled=cancelled)
             if failure == _INTERRUPTED:
+                self._notify(f"Interrupted: ending {service.title}, which was starting.")
                 self._end([name])
                 _go_on(service, cancelled)
             if failure is None:
@@ -467,6 +472,13 @@ class LocalServices:
             else:
                 records[name] = record
             write_state(self.home, records)
+
+    def _end_started(self, names: Iterable[str]) -> None:
+        """End what an ``up`` that failed had started, and say so: some of it has been told to be up."""
+        records = read_state(self.home)
+        if left := [name for name in names if name in records]:
+            self._notify(f"Ending {', '.join(left)}, which this had started.")
+            self._end(left)
 
     def _end(self, names: Iterable[str], *, keeps_record: bool = False) -> list[str]:
         records = {name: record for name, record in read_state(self.home).items() if name in names}

@@ -371,7 +371,10 @@ def test_an_interrupted_up_ends_what_it_started(
     make_services: MakeServices, processes_of: FindProcesses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     is_spawned = threading.Event()
-    services = make_services()
+    told: list[str] = []
+    services = make_services(notify=told.append)
+    services.up(["redis"])
+    services.kill("redis")
 
     def never_healthy(address: str, *, timeout_s: float) -> str:
         is_spawned.set()
@@ -387,6 +390,26 @@ def test_an_interrupted_up_ends_what_it_started(
 
     interrupter.join()
     assert processes_of() == []
+    assert told == ["Interrupted: ending Redis, which was starting."]
+
+
+def test_what_was_up_already_when_another_fails_is_said_to_be_ended(
+    make_services: MakeServices, processes_of: FindProcesses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    is_up = threading.Event()
+    services = make_services(notify=told.append)
+
+    def fails(_: object) -> None:
+        is_up.wait(30)
+        msg = "no Triton here"
+        raise ServiceError(msg)
+
+    monkeypatch.setattr(services._services["triton"], "prepare", fails)
+    with pytest.raises(ServiceError, match="no Triton here"):
+        services.up(["redis", "triton"], on_ready=lambda _: is_up.set())
+    assert processes_of() == []
+    assert told == ["Ending redis, which this had started."]
 
 
 def test_a_service_that_never_becomes_healthy_is_ended_and_said_so(
@@ -426,7 +449,8 @@ def test_nothing_is_started_once_it_is_cancelled(make_services: MakeServices, tm
 
 
 def test_a_run_ends_the_services_that_it_started_and_no_others(make_services: MakeServices) -> None:
-    earlier, run, later = make_services(), make_services(), make_services()
+    told: list[str] = []
+    earlier, run, later = make_services(), make_services(notify=told.append), make_services()
     earlier.up(["redis"])
 
     with run.guarded(only_started=True):
@@ -436,12 +460,14 @@ def test_a_run_ends_the_services_that_it_started_and_no_others(make_services: Ma
         run.start("redis")  # it stays the service of whoever had started it
         assert run.ended(["redis"]) == {}
     assert earlier.status(["redis"])[0].is_healthy
+    assert told == []
 
     earlier.down()
     with run.guarded(only_started=True):
         run.up(["redis"])
         assert later.up(["redis"]).redis
     assert later.status(["redis"])[0].state == "stopped"
+    assert told == ["Ending redis."]
     assert later.ended(["redis"]) == {"redis": None}
 
 
