@@ -6,9 +6,9 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO, Final, get_origin, get_type_hints
 
 import psutil
 
@@ -77,7 +77,7 @@ def read_state(home: Path) -> dict[str, ServiceRecord]:
                 "end its services with the version of Headrace that wrote it"
             )
             raise ServiceError(msg)
-        return {name: ServiceRecord(**record) for name, record in content["services"].items()}
+        return {name: _record(record) for name, record in content["services"].items()}
     except FileNotFoundError:
         return {}
     except (ValueError, KeyError, TypeError, AttributeError) as exc:
@@ -86,6 +86,20 @@ def read_state(home: Path) -> dict[str, ServiceRecord]:
             f"writes; {_left_running(home)}, then delete it"
         )
         raise ServiceError(msg) from exc
+
+
+def _record(content: dict[str, Any]) -> ServiceRecord:
+    record = ServiceRecord(**content)
+    hints = get_type_hints(ServiceRecord)
+    for name in (field.name for field in fields(record)):
+        value, kind = getattr(record, name), get_origin(hints[name]) or hints[name]
+        if not isinstance(value, (int, float) if kind is float else kind):
+            msg = f"`{name}` is {value!r}, which is no {kind.__name__}"
+            raise TypeError(msg)
+    if record.pid <= 0 or not all(isinstance(port, int) for port in record.ports.values()):
+        msg = f"process {record.pid} with ports {record.ports}"
+        raise ValueError(msg)
+    return record
 
 
 def _left_running(home: Path) -> str:

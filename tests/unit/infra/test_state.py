@@ -2,6 +2,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,31 @@ def test_without_records_there_is_no_file(tmp_path: Path) -> None:
 
     assert not state_path(tmp_path).exists()
     assert read_state(tmp_path) == {}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"pid": "42"},
+        {"pid": 0},
+        {"pid": None},
+        {"started_at_s": "now"},
+        {"address": 1},
+        {"ports": [6379]},
+        {"ports": {"redis": "6379"}},
+        {"version": None},
+        {"log": []},
+        {"fingerprint": 1},
+        {"is_ready": "yes"},
+        {"started_by": None},
+    ],
+)
+def test_a_record_with_a_wrong_value_is_an_error_that_says_what_to_do(tmp_path: Path, wrong: dict[str, object]) -> None:
+    content = {"format": 1, "services": {"redis": {**asdict(REDIS), **wrong}}}
+    state_path(tmp_path).write_text(json.dumps(content), encoding="utf-8")
+
+    with pytest.raises(ServiceError, match=r"services.json cannot be read .* then delete it"):
+        read_state(tmp_path)
 
 
 @pytest.mark.parametrize(
