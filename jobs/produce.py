@@ -16,9 +16,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from infra.local.port import split_address
 from jobs.flights.producer import DEFAULT_PARTITIONS, ProduceProgress, ProduceSummary, produce_flights
 from jobs.settings import Settings
-from schemas.errors import ConfigError
+from schemas.errors import ConfigError, ServiceError
 from schemas.time import format_rfc3339
 
 __all__ = ["ProduceProgress", "ProduceSummary", "app", "produce_flights"]
@@ -85,6 +86,8 @@ def flights(
         "end": _read_time(end, option="--to"),
         "speed": _read_speed(speed),
     }
+    for address in brokers.split(",") if brokers else ():
+        _check_address(address)
     bootstrap = brokers or Settings.from_environment(os.environ).address("kafka")
     with _stop_on_signal() as stop, _progress_bar("flights") as on_progress:
         summary = produce_flights(
@@ -115,6 +118,14 @@ def _read_time(text: str | None, *, option: str) -> datetime | None:
         msg = f"{option} is {text!r}, expected a day such as 2013-02-01 or a time such as 2013-02-01T06:00:00Z, in UTC"
         raise ConfigError(msg) from exc
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+def _check_address(address: str) -> None:
+    try:
+        split_address(address, service="Kafka")
+    except ServiceError as exc:
+        msg = f"--brokers has {address!r}, expected host:port, several with commas between"
+        raise ConfigError(msg) from exc
 
 
 def _read_speed(text: str) -> float | None:

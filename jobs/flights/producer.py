@@ -27,7 +27,7 @@ _CONNECT_TIMEOUT_S: Final = 6.0
 _DELIVERY_TIMEOUT_MS: Final = 60_000
 _BATCH_EVENTS: Final = 4_000
 _PROGRESS_INTERVAL_S: Final = 0.1
-_LOG_ERRORS_ONLY: Final = 3  # of librdkafka: what it goes on trying is not worth a line
+_SILENT: Final = 2  # each try to connect is an error of level 3, and would tear up the progress bar
 _log: Final = logging.getLogger(__name__)
 
 
@@ -154,7 +154,7 @@ def check_retention(bootstrap: str, topics: Sequence[str]) -> None:
         ServiceError: A topic keeps records for some time only.
     """
     admin = AdminClient(
-        {"bootstrap.servers": bootstrap, "client.id": "headrace-produce", "log_level": _LOG_ERRORS_ONLY}, logger=_log
+        {"bootstrap.servers": bootstrap, "client.id": "headrace-produce", "log_level": _SILENT}, logger=_log
     )
     resources = [ConfigResource(ResourceType.TOPIC, name) for name in topics]
     for resource, described in admin.describe_configs(resources).items() if resources else ():
@@ -200,7 +200,7 @@ class _Run:
             {
                 "bootstrap.servers": bootstrap,
                 "client.id": "headrace-produce",
-                "log_level": _LOG_ERRORS_ONLY,
+                "log_level": _SILENT,
                 "enable.idempotence": True,
                 "acks": "all",
                 "partitioner": "murmur2_random",  # what Java's producers do, so that keys meet in one partition
