@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import shutil
+import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -50,6 +51,7 @@ def demo(
         msg = f"`--until` is {until}, expected a day after `--train-until` {train_until}"
         raise ConfigError(msg)
     settings = _settings(os.environ)
+    settings.check_local()
     # The demo's parts load scikit-learn and more: only here, so that the other commands start fast.
     from jobs.flights.demo import Demo, Plan  # noqa: PLC0415
 
@@ -62,6 +64,9 @@ def demo(
         invalid_share=invalid_share,
     )
     console = Console()
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # Shells let what they start in the background ignore it; one that comes all the same is meant.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     with claimed(settings.home, by="demo"), _everything(settings, console, log_level=log_level) as (supervisor, ports):
         is_met = Demo(settings, plan, supervisor=supervisor, ports=ports, console=console).run()
         if stay:

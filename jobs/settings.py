@@ -1,14 +1,15 @@
 """Every environment variable that Headrace reads, in one table: name, type, default and what it is for."""
 
+import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import Annotated, Any, Final, get_type_hints
 
 from infra.local.port import split_address
 from infra.local.service import ServiceAddresses
 from infra.local.services import LocalServices
+from jobs.directory import see_writable
 from jobs.role import Role
 from schemas.errors import ConfigError, ServiceError
 from schemas.time import parse_duration_us
@@ -321,15 +322,41 @@ class Settings:
         scheme, _, rest = self.delta.partition("://")
         if rest and scheme != "file":
             return
-        directory = Path(rest or self.delta)
+        see_writable(
+            Path(rest or self.delta),
+            named=f"HEADRACE_DELTA is {self.delta!r}",
+            remedy="or a URL; correct it, or unset it for <home>/delta",
+        )
+
+    def check_local(self) -> None:
+        """See that all workers can run on this machine with these settings, before anything is started.
+
+        Raises:
+            ConfigError: They cannot.
+        """
+        see_writable(self.home, named=f"HEADRACE_HOME is {str(self.home)!r}", remedy="; set it to one")
+        self.check_delta()
+        see_writable(
+            self.lineage.parent,
+            named=f"HEADRACE_LINEAGE is {str(self.lineage)!r}",
+            remedy="to put that file into; correct it, or unset it for one below <home>",
+        )
+        if self.model_repository.exists() and not self.model_repository.is_dir():
+            msg = (
+                f"HEADRACE_MODEL_REPOSITORY is {str(self.model_repository)!r}, which is a file, expected a directory "
+                "of models, which `headrace train` makes; correct it"
+            )
+            raise ConfigError(msg)
         try:
-            directory.mkdir(parents=True, exist_ok=True)
-            with TemporaryFile(dir=directory):
-                pass
+            family, kind, protocol, _, place = socket.getaddrinfo(
+                self.metrics_address, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )[0]
+            with socket.socket(family, kind, protocol) as server:
+                server.bind(place)
         except OSError as exc:
             msg = (
-                f"HEADRACE_DELTA is {self.delta!r}, which cannot be written to ({exc.strerror or exc}), expected a "
-                "directory of your own or a URL; correct it, or unset it for <home>/delta"
+                f"HEADRACE_METRICS_ADDRESS is {self.metrics_address!r}, where nothing can listen "
+                f"({exc.strerror or exc}), expected an address of this machine, such as 127.0.0.1 or 0.0.0.0"
             )
             raise ConfigError(msg) from exc
 

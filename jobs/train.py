@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from jobs.directory import see_writable
 from jobs.flights import model as flights
 from jobs.flights.views import VIEWS
 from jobs.settings import Settings
@@ -68,10 +69,15 @@ def train_late_arrival(
         version: Version to write, the next one when None.
 
     Raises:
-        ConfigError: There are too few rows, only one class, or packages missing.
-        SinkUnavailableError: There is no table, or the storage does not answer.
+        ConfigError: There are too few rows, only one class, packages missing, or the repository takes no files.
+        SinkError: There is no table, the storage does not answer, or the model cannot be written.
     """
     spec, label, views = flights.LATE_ARRIVAL, flights.LANDED_LATE, {view.name: view for view in VIEWS}
+    see_writable(
+        repository / spec.name,
+        named=f"the model repository is {str(repository)!r}",
+        remedy="; set HEADRACE_MODEL_REPOSITORY or `--repository` to one",
+    )
     tables = read_tables(delta, spec, label, views=views, until_us=until_us)
     training_set = build_training_set(spec, label, views=views, tables=tables)
     trained = train_model(spec, training_set, label=label)

@@ -45,7 +45,7 @@ def up(
     """
     settings = Settings.from_environment(os.environ)
     application = load_recorded_application(settings.application)
-    settings.check_delta()
+    settings.check_local()
     run = _Run(settings, application, log_level=log_level)
     with claimed(settings.home, by="up"), _signals(run.ended), contextlib.ExitStack() as stack:
         if not keep_services:

@@ -23,7 +23,7 @@ from offline.evaluation import brier, roc_auc
 from offline.export import PROBABILITIES, check_export, export_classifier, missing_extra
 from offline.label import Label
 from offline.point_in_time import read_as_of
-from schemas.errors import ConfigError
+from schemas.errors import ConfigError, SinkError
 from schemas.model import ModelSpec
 from schemas.row import TIMESTAMP, Pane
 from schemas.time import END_OF_TIME_US, format_rfc3339
@@ -202,7 +202,11 @@ def write_model(
     license: str = "Apache-2.0",  # noqa: A002  # the card's own word
     description: str = "",
 ) -> ModelCard:
-    """Write a trained model into a repository as a version of its own, the next one unless told which."""
+    """Write a trained model into a repository as a version of its own, the next one unless told which.
+
+    Raises:
+        SinkError: It cannot be written.
+    """
     spec = trained.spec
     number = version or max(versions(repository, spec.name), default=0) + 1
     card = ModelCard(
@@ -219,7 +223,14 @@ def write_model(
         evaluation=trained.evaluation,
         golden=trained.golden,
     )
-    write_version(repository, spec=spec, card=card, model=trained.onnx)
+    try:
+        write_version(repository, spec=spec, card=card, model=trained.onnx)
+    except OSError as exc:
+        msg = (
+            f"version {number} of model {spec.name} cannot be written to {repository} ({exc.strerror or exc}), "
+            "expected room in a directory of your own; make room, or write to another one"
+        )
+        raise SinkError(msg) from exc
     return card
 
 

@@ -111,6 +111,8 @@ def test_it_says_the_same_in_a_table_and_trains_until_a_date(
         ),
         (["--until", "yesterday"], 2, "`--until` is 'yesterday', expected a date such as 2013-03-01"),
         (["--until", "2013-02-30"], 2, "`--until` is '2013-02-30'"),
+        (["--repository", "/proc/models"], 2, "model repository is '/proc/models', which cannot be written to ("),
+        (["--repository", __file__], 2, "which cannot be written to (Not a directory), expected a directory of your"),
     ],
 )
 def test_it_says_what_is_wrong_and_writes_nothing(

@@ -1,5 +1,6 @@
 import contextlib
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,27 @@ def test_ctrl_c_says_where_the_logs_are(
     assert services.ended == 1
     told = capsys.readouterr().out.replace("\n", "")
     assert told == f"Interrupted: ending everything. Logs are in {tmp_path / 'demo' / 'logs'}"
+
+
+def test_an_interrupt_is_heard_also_in_the_background_of_a_shell_which_ignores_it(
+    services: FakeServices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(services, "up", lambda *_, **__: signal.raise_signal(signal.SIGINT))
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            demo()
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_a_setting_that_cannot_work_is_refused_before_anything_is_touched(
+    services: FakeServices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEADRACE_METRICS_ADDRESS", "no.such.host.invalid")
+    with pytest.raises(ConfigError, match="HEADRACE_METRICS_ADDRESS is"):
+        demo()
+    assert services.ended == 0
 
 
 def test_each_run_begins_afresh_and_keeps_its_claim(services: FakeServices, tmp_path: Path) -> None:

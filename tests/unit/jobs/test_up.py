@@ -263,11 +263,32 @@ def test_a_model_that_is_another_than_its_card_says_is_refused_before_anything_s
     assert services.asked == []
 
 
-def test_an_offline_store_that_cannot_be_written_to_is_refused_before_anything_starts(
-    services: FakeServices, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize(
+    ("name", "value", "fault"),
+    [
+        ("HEADRACE_HOME", "{file}", "cannot be written to"),
+        ("HEADRACE_HOME", "{file}/below", "cannot be written to"),
+        ("HEADRACE_DELTA", "{file}", "cannot be written to"),
+        ("HEADRACE_LINEAGE", "{file}/events.ndjson", "cannot be written to"),
+        ("HEADRACE_MODEL_REPOSITORY", "{file}", "is a file, expected a directory of models"),
+        ("HEADRACE_METRICS_ADDRESS", "no.such.host.invalid", "nothing can listen"),
+        ("HEADRACE_METRICS_ADDRESS", "192.0.2.1", "nothing can listen"),
+    ],
+)
+def test_a_setting_that_cannot_work_is_refused_by_its_name_before_anything_starts(
+    services: FakeServices, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, name: str, value: str, fault: str
 ) -> None:
     (tmp_path / "file").touch()
-    monkeypatch.setenv("HEADRACE_DELTA", str(tmp_path / "file"))
-    with pytest.raises(ConfigError, match=r"HEADRACE_DELTA is .* cannot be written to"):
+    monkeypatch.setenv(name, value.format(file=tmp_path / "file"))
+    with pytest.raises(ConfigError, match=rf"^{name} is '.*{fault}"):
         up()
     assert services.asked == []
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0", "localhost"])  # noqa: S104 - asked, not served
+def test_an_address_of_this_machine_takes_metrics(
+    services: FakeServices, monkeypatch: pytest.MonkeyPatch, address: str
+) -> None:
+    monkeypatch.setenv("HEADRACE_METRICS_ADDRESS", address)
+    up()
+    assert services.asked

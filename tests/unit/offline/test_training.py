@@ -8,7 +8,7 @@ import pytest
 
 from offline.export import run_classifier
 from offline.training import MIN_ROWS, TrainingSet, build_training_set, read_tables, train_model, write_model
-from schemas.errors import ConfigError, SinkUnavailableError
+from schemas.errors import ConfigError, SinkError, SinkUnavailableError
 from schemas.model import ModelInput, ModelOutput
 from streams.sinks.offline import OfflineWriter
 from tests.support.feature_rows import T0_US, make_rows
@@ -191,6 +191,14 @@ def test_each_training_is_a_version_of_its_own(tmp_path: Path, training_set: Tra
     assert [card.version for card in cards] == [1, 2, 7, 8]
     assert sorted(path.name for path in (tmp_path / "delay").iterdir()) == ["1", "2", "7", "8", "config.pbtxt"]
     assert cards[0].created == "2023-11-14T22:13:20.000000Z"
+
+
+def test_a_version_that_cannot_be_written_is_an_error_of_the_store(tmp_path: Path, training_set: TrainingSet):
+    trained = train_model(make_spec(), training_set, label=LABEL)
+    (tmp_path / "delay").touch()
+
+    with pytest.raises(SinkError, match=r"version 3 of model delay cannot be written to .*; make room, or write to"):
+        write_model(tmp_path, trained, created_us=T0_US, version=3)
 
 
 @pytest.fixture
