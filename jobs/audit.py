@@ -9,7 +9,7 @@ import asyncio
 import json
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, cast
@@ -30,7 +30,7 @@ from schemas.row import Pane
 from schemas.view import FeatureView
 from streams.agents.feature_topic import decode_feature_rows
 from streams.decoding import decode
-from streams.sinks.offline import read_features
+from streams.sinks.offline import open_table, read_features, table_schema, table_uri
 from streams.sinks.online import KEEP_TTLS, OnlineReader, OnlineValue, Status
 from streams.sinks.rows import ORDER_COLUMNS
 from streams.windowing.event_time import read_event_times
@@ -69,6 +69,7 @@ def run_audit(
     redis_url: str,
     delta: str,
     scored_from: Mapping[str, Mapping[int, int]] | None = None,
+    tell: Callable[[str], object] = lambda line: None,
 ) -> list[Check]:
     """Compare everything with everything.
 
@@ -79,18 +80,23 @@ def run_audit(
         delta: Root of the offline store.
         scored_from: By model, the offset of each partition of its trigger topic that scoring began at. For a model
             that is not named it is taken to have begun with the first row, by time of computing, that was answered.
+        tell: Takes a line about what is being read, which may take a minute.
 
     Raises:
         HeadraceError: Something cannot be read.
     """
     checks: list[Check] = []
     for view in application.views.values():
+        tell(f"{view.name}: reading {view.topic}")
         rows = _feature_rows(brokers, view)
+        tell(f"{view.name}: reading {view.source.topic} and its dead letters")
         checks += _check_source(brokers, view, rows)
+        tell(f"{view.name}: reading Delta and Redis")
         checks += _check_offline(delta, view, rows)
         checks += asyncio.run(_check_online(redis_url, view, rows))
         for model in application.models.values():
             if model.trigger.name == view.name:
+                tell(f"{view.name}: reading {model.topic}")
                 checks += _check_scores(brokers, model, rows, (scored_from or {}).get(model.name))
     return checks
 
@@ -187,11 +193,18 @@ def _late_only(view: FeatureView, early: pl.DataFrame, unseen: pl.DataFrame) -> 
 
 
 def _check_offline(delta: str, view: FeatureView, rows: pl.DataFrame) -> list[Check]:
-    stored = read_features(delta, view)
+    # A view of which no row has been stored yet has no table.
+    has_table = open_table(delta, view) is not None
+    stored = read_features(delta, view) if has_table else table_schema(view).empty_table()
     frame = pl.from_arrow(stored.select([view.entity.key, "source_partition", "pane", *ORDER_COLUMNS]))
     assert isinstance(frame, pl.DataFrame)  # noqa: S101 - a table gives a frame
     return [
-        Check(name=f"{view.name}: rows on the topic = rows in Delta", expected=rows.height, actual=frame.height),
+        Check(
+            name=f"{view.name}: rows on the topic = rows in Delta",
+            expected=rows.height,
+            actual=frame.height,
+            detail="" if has_table else f"there is no table {table_uri(delta, view)}",
+        ),
         Check(
             name=f"{view.name}: rows in Delta more than once",
             expected=0,
@@ -245,7 +258,9 @@ def _check_scores(
         first = cast(datetime | None, early.filter(pl.col("request_id").is_in(list(answered)))["computed_time"].min())
         is_asked = pl.lit(value=True) if first is None else pl.col("computed_time") >= first
         since = (
-            "" if first is None else f", of the rows since {first:%Y-%m-%d %H:%M:%S} UTC, the first that was answered"
+            ", no row has been answered yet: does the scoring role run?"
+            if first is None
+            else f", of the rows since {first:%Y-%m-%d %H:%M:%S} UTC, the first that was answered"
         )
     else:
         start = pl.col("_partition").replace_strict(dict(scored_from) or {0: 0}, default=0, return_dtype=pl.Int64)
@@ -302,7 +317,8 @@ def audit(*, as_json: Annotated[bool, typer.Option("--json", help="Print JSON in
     brokers, redis_url = settings.address("kafka"), settings.address("redis")
     reach_kafka(brokers)
     reach_redis(redis_url)
-    checks = run_audit(application, brokers=brokers, redis_url=redis_url, delta=settings.delta)
+    with Console(stderr=True).status("Adding up") as status:
+        checks = run_audit(application, brokers=brokers, redis_url=redis_url, delta=settings.delta, tell=status.update)
     if as_json:
         typer.echo(json.dumps([{**asdict(check), "is_met": check.is_met} for check in checks], indent=2))
     else:

@@ -91,7 +91,7 @@ class Demo:
         """Run the demo; returns whether everything added up."""
         plan = self._plan
         self._prepare()
-        self._say(f"Computing features of the flights up to {plan.train_until:%d %B %Y}, as fast as it goes")
+        self._say(f"Computing the features of all flights before {plan.train_until:%d %B %Y}")
         self._supervisor.start([Role.FEATURES, Role.ONLINE, Role.OFFLINE])
         self._produce_watched(start=None, end=plan.train_until, speed=None, leaves_table=False)
         self._wait_until_drained([Role.FEATURES, Role.ONLINE, Role.OFFLINE])
@@ -230,13 +230,15 @@ class Demo:
 
     def _sum_up(self, board: Scoreboard, *, live: Quality, scored_from: Mapping[int, int]) -> bool:
         self._say("Adding up what is on the topics, in Redis and in Delta")
-        checks = run_audit(
-            self._application,
-            brokers=self._brokers,
-            redis_url=self._settings.address("redis"),
-            delta=self._settings.delta,
-            scored_from={LATE_ARRIVAL.name: scored_from},
-        )
+        with self._console.status("Adding up") as status:
+            checks = run_audit(
+                self._application,
+                brokers=self._brokers,
+                redis_url=self._settings.address("redis"),
+                delta=self._settings.delta,
+                scored_from={LATE_ARRIVAL.name: scored_from},
+                tell=status.update,
+            )
         sent = [
             Check(
                 name=f"{topic}: events sent = records on the topic",

@@ -61,6 +61,7 @@ class World:
     scored: list[str] = field(default_factory=lambda: [f"r{n}" for n in range(6)])
     reads: list[int] = field(default_factory=list)
     gone: set[str] = field(default_factory=set)
+    has_table: bool = True
 
     def read_topic(self, _: str, topic: str) -> Iterator[RawBatch]:
         values: Mapping[str, Sequence[bytes]] = {
@@ -115,6 +116,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
             ]
 
     monkeypatch.setattr(audit_module, "read_topic", made.read_topic)
+    monkeypatch.setattr(audit_module, "open_table", lambda _, __: made.rows if made.has_table else None)
     monkeypatch.setattr(audit_module, "read_features", lambda _, __: made.rows)
     monkeypatch.setattr(audit_module, "OnlineReader", FakeReader)
     return made
@@ -135,6 +137,39 @@ ONCE_SCORED = f"{SPEC.topic}: requests answered other than once"
 def test_what_adds_up_is_found_to(world: World) -> None:
     assert differing(audit()) == []
     assert differing(audit({SPEC.name: {}})) == []
+
+
+def test_a_view_without_rows_needs_no_table(world: World) -> None:
+    world.rows, world.raw, world.scored, world.has_table = world.rows.slice(0, 0), [], [], False
+    assert differing(audit()) == []
+
+
+def test_rows_that_no_table_holds_are_missing_from_it(world: World) -> None:
+    world.has_table = False
+    checks = audit()
+    assert differing(checks) == [f"{TRIPS.name}: rows on the topic = rows in Delta"]
+    (check,) = (check for check in checks if not check.is_met)
+    assert (check.expected, check.actual, check.detail) == (6, 0, f"there is no table d/{TRIPS.name}/v{TRIPS.version}")
+
+
+def test_where_nothing_was_scored_the_role_that_does_is_asked_after(world: World) -> None:
+    world.scored = []
+    checks = audit()
+    assert differing(checks) == [ALL_SCORED, ONCE_SCORED]
+    (check,) = (check for check in checks if check.name == ALL_SCORED)
+    assert check.detail.endswith("no row has been answered yet: does the scoring role run?")
+
+
+def test_each_topic_and_store_is_told_before_it_is_read(world: World) -> None:
+    told: list[str] = []
+    run_audit(APPLICATION, brokers="b", redis_url="r", delta="d", tell=told.append)
+    assert world.reads
+    assert [line.removeprefix(f"{TRIPS.name}: ") for line in told] == [
+        f"reading {TRIPS.topic}",
+        f"reading {TRIPS.source.topic} and its dead letters",
+        "reading Delta and Redis",
+        f"reading {SPEC.topic}",
+    ]
 
 
 def test_scoring_that_began_later_is_asked_for_no_more_than_what_came_since(world: World) -> None:
