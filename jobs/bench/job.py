@@ -1,7 +1,7 @@
 """The job that benchmarks run: shop events of many users, four aggregates over sliding windows, one over the last rows.
 
-Event times advance at :data:`EVENTS_PER_S`, the rate that the pipeline has to keep up with. One event in five is up to
-two seconds out of order; none is late.
+Event times advance at :data:`EVENTS_PER_S` unless told otherwise, the rate that the pipeline has to keep up with. One
+event in five is up to two seconds out of order; none is late.
 """
 
 from collections.abc import Iterator
@@ -62,11 +62,13 @@ class EventStream:
         n_keys: Number of users.
         time_ms: Event time that the stream has come to.
         n_rows: Rows made so far; the offset of the next.
+        events_per_s: Rate at which event times advance.
     """
 
     n_keys: int
     time_ms: int = START_MS
     n_rows: int = 0
+    events_per_s: int = EVENTS_PER_S
 
     def __post_init__(self) -> None:
         self._chance = np.random.default_rng(self.n_keys)
@@ -74,7 +76,7 @@ class EventStream:
 
     def batch(self, n_rows: int) -> pa.Table:
         """Events of random users, at the rate of the job."""
-        step_ms = n_rows * 1_000 / EVENTS_PER_S
+        step_ms = n_rows * 1_000 / self.events_per_s
         return self._events(self._chance.integers(0, self.n_keys, n_rows), step_ms, disorder_ms=_DISORDER_MS)
 
     def fill(self, n_rows: int) -> Iterator[pa.Table]:

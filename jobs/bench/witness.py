@@ -51,6 +51,10 @@ class Witness:
         self._events.append(_some(events, "user", self._users).with_columns(batch=pl.lit(len(self._events))))
         self.see_rows(rows)
 
+    def reach(self, watermark_us: int) -> None:
+        """Take note of how far the watermark has come by events that were not shown."""
+        self._watermark_us = max(self._watermark_us, watermark_us)
+
     def see_rows(self, rows: pa.Table) -> None:
         """Take note of rows that the engine made."""
         self._made.append(_some(rows.rename_columns({"user_id": "user"}), "user", self._users))
