@@ -166,12 +166,14 @@ class ComputeExecutor:
         rows, letters = (
             list(map(json.loads, path.read_text().split("\n")[:-1])) for path in (self.rows_path, self.dead_path)
         )
-        made = Output([self.in_us(row) for row in rows[self.n_rows :]], letters[self.n_letters :])
+        made = Output([to_us(row) for row in rows[self.n_rows :]], letters[self.n_letters :])
         self.n_rows, self.n_letters = len(rows), len(letters)
         return made
 
-    def in_us(self, row: Row) -> Row:
-        return {n: parse_rfc3339_us(v) if n in TIMES and v is not None else v for n, v in row.items()}
+
+def to_us(row: Row) -> Row:
+    """A feature row as it is written, with its times in microseconds."""
+    return {n: parse_rfc3339_us(v) if n in TIMES and v is not None else v for n, v in row.items()}
 
 
 @dataclass(frozen=True)
