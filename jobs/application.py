@@ -15,6 +15,7 @@ from schemas.errors import ConfigError
 from schemas.model import ModelSpec
 from schemas.registry import check_recorded
 from schemas.score import check_recorded_schema
+from schemas.topology import connect
 from schemas.use_case import UseCase
 from schemas.view import FeatureView
 
@@ -60,7 +61,7 @@ def consumer_groups(application: Application) -> dict[Role, tuple[str, list[str]
     features = sorted(view.topic for view in views)
     prefix = f"headrace.{application.name}"
     groups = {
-        Role.FEATURES: (f"{prefix}.features", sorted({view.source.topic for view in views})),
+        Role.FEATURES: (f"{prefix}.features", connect(list(views)).topics),
         Role.ONLINE: (f"{prefix}.online", sorted([*features, *scores_kept(application)])),
         Role.OFFLINE: (f"{prefix}.offline", features),
     }

@@ -27,13 +27,17 @@ from jobs.settings import Settings
 from jobs.topic_reader import read_topic
 from schemas.model import ModelSpec
 from schemas.row import Pane
+from schemas.source import EventSource
+from schemas.time import MINUS_INFINITY_US
 from schemas.view import FeatureView
 from streams.agents.feature_topic import decode_feature_rows
 from streams.decoding import decode
+from streams.repartition import RepartitionedRows
 from streams.sinks.offline import open_table, read_features, table_schema, table_uri
 from streams.sinks.online import KEEP_TTLS, OnlineReader, OnlineValue, Status
 from streams.sinks.rows import ORDER_COLUMNS
 from streams.windowing.event_time import read_event_times
+from streams.windowing.input_watermark import InputWatermarks
 from streams.windowing.plan import compile_view
 
 _KEYS_PER_READ = 5_000
@@ -89,8 +93,9 @@ def run_audit(
     for view in application.views.values():
         tell(f"{view.name}: reading {view.topic}")
         rows = _feature_rows(brokers, view)
-        tell(f"{view.name}: reading {view.source.topic} and its dead letters")
-        checks += _check_source(brokers, view, rows)
+        for source in view.sources:
+            tell(f"{view.name}: reading {source.topic} and its dead letters")
+        checks += _check_sources(brokers, view, rows)
         tell(f"{view.name}: reading Delta and Redis")
         checks += _check_offline(delta, view, rows)
         checks += asyncio.run(_check_online(redis_url, view, rows))
@@ -114,13 +119,55 @@ def _feature_rows(brokers: str, view: FeatureView) -> pl.DataFrame:
     return frame
 
 
-def _check_source(brokers: str, view: FeatureView, rows: pl.DataFrame) -> list[Check]:
-    early = rows.filter(pl.col("pane") == Pane.EARLY).select(
-        pl.col("source_partition").alias("partition"), pl.col("source_offset").alias("offset"), "watermark"
-    )
+def _check_sources(brokers: str, view: FeatureView, rows: pl.DataFrame) -> list[Check]:
+    early = rows.filter(pl.col("pane") == Pane.EARLY)
+    if not view.input.is_repartitioned:
+        (source,) = view.sources
+        places = {"partition": "source_partition", "offset": "source_offset"}
+        early = early.select("watermark", **{name: pl.col(column) for name, column in places.items()})
+        return _check_source(brokers, view, source, early, None)
+    routed = _routed_records(brokers, view)
+    checks = []
+    for source in view.sources:
+        places = {"partition": "origin_partition", "offset": "origin_offset"}
+        mine = early.filter(pl.col("origin_topic") == source.topic)
+        mine = mine.select("watermark", **{name: pl.col(column) for name, column in places.items()})
+        of_source = routed.filter(pl.col("topic") == source.topic)
+        doubled = of_source.height - of_source.unique(["partition", "offset"]).height
+        checks += _check_source(brokers, view, source, mine, of_source)
+        checks.append(
+            Check(name=f"{source.topic}: records that stand twice on {view.input.topic}", expected=0, actual=doubled)
+        )
+    return checks
+
+
+def _routed_records(brokers: str, view: FeatureView) -> pl.DataFrame:
+    """The events on a repartition topic, each with the watermark that it was judged against."""
+    schema = {"topic": pl.String, "partition": pl.Int64, "offset": pl.Int64, "watermark_us": pl.Int64}
+    frames = [pl.DataFrame(schema=schema)]
+    merged: dict[int, tuple[InputWatermarks, int]] = {}
+    for batch in read_topic(brokers, view.input.topic):
+        read = RepartitionedRows(batch, view.input)
+        if not read.rows.num_rows:
+            continue
+        records = read.rows.combine_chunks()
+        fresh = InputWatermarks([source.topic for source in view.sources]), MINUS_INFINITY_US
+        inputs, watermark_us = merged.get(batch.partition, fresh)
+        moved_us = inputs.move(records, watermark_us=watermark_us)
+        merged[batch.partition] = inputs, int(moved_us[-1])
+        origins = read.origins(records["_offset"].to_numpy())
+        columns = [origins[f"origin_{name}"].to_pylist() for name in ("topic", "partition", "offset")]
+        frame = pl.DataFrame(dict(zip(schema, (*columns, moved_us), strict=True)), schema=schema)
+        frames.append(frame.filter(pl.Series(records["_is_event"].to_pylist())))
+    return pl.concat(frames)
+
+
+def _check_source(
+    brokers: str, view: FeatureView, source: EventSource, early: pl.DataFrame, routed: pl.DataFrame | None
+) -> list[Check]:
     reasons: Counter[str] = Counter()
     dead: list[tuple[int, int]] = []
-    for batch in read_topic(brokers, view.source.dead_letter_topic):
+    for batch in read_topic(brokers, source.dead_letter_topic):
         for record_headers in batch.headers:
             facts = dict(record_headers or ())
             if facts.get("headrace.view", view.name.encode()) == view.name.encode():
@@ -128,18 +175,18 @@ def _check_source(brokers: str, view: FeatureView, rows: pl.DataFrame) -> list[C
                 dead.append((int(facts["headrace.partition"]), int(facts["headrace.offset"])))
     seen = pl.DataFrame(dead, schema={"partition": pl.Int64, "offset": pl.Int64}, orient="row")
     seen = pl.concat([early.select("partition", "offset"), seen])
-    raw, unseen = _unseen_records(brokers, view, seen)
+    raw, unseen = _unseen_records(brokers, source, seen)
     if view.emit != "every_event":
         # The other modes leave admitted rows without an as-of row of their own: only the dead letters can be told.
         detail = f"{raw:,} records, {_letters(reasons)}, emits {view.emit}"
         late = Check(name=f"{view.name}: dead letters = records they are of", expected=len(dead), actual=len(set(dead)))
         return [replace(late, detail=detail)]
-    late_only = _late_only(view, early, unseen)
+    late_only = _late_only(view, early, unseen, routed)
     detail = f"{early.height:,} as-of rows + {_letters(reasons)} + {late_only:,} in LATE panes alone"
     doubled = seen.height - seen.unique().height
     return [
         Check(
-            name=f"{view.source.topic}: records = as-of rows of {view.name} + dead letters + late-pane rows",
+            name=f"{source.topic}: records = as-of rows of {view.name} + dead letters + late-pane rows",
             expected=raw,
             actual=early.height + len(dead) + late_only,
             detail=detail,
@@ -153,13 +200,12 @@ def _letters(reasons: Counter[str]) -> str:
     return f"{reasons.total():,} dead letters" + (f" ({by_reason})" if by_reason else "")
 
 
-def _unseen_records(brokers: str, view: FeatureView, seen: pl.DataFrame) -> tuple[int, pl.DataFrame]:
+def _unseen_records(brokers: str, source: EventSource, seen: pl.DataFrame) -> tuple[int, pl.DataFrame]:
     """Count the raw records, and give the event times of those that are neither in an as-of row nor dead letters."""
     offsets = {int(number): part["offset"].to_numpy() for (number,), part in seen.group_by("partition")}
-    source = view.source
     schema = {"partition": pl.Int64, "offset": pl.Int64, "event_time_us": pl.Int64}
     raw, frames = 0, [pl.DataFrame(schema=schema)]
-    for batch in read_topic(brokers, view.source.topic):
+    for batch in read_topic(brokers, source.topic):
         raw += len(batch)
         left = np.setdiff1d(batch.offsets, offsets.get(batch.partition, np.empty(0, np.int64)), assume_unique=True)
         if not len(left):
@@ -175,20 +221,22 @@ def _unseen_records(brokers: str, view: FeatureView, seen: pl.DataFrame) -> tupl
     return raw, pl.concat(frames)
 
 
-def _late_only(view: FeatureView, early: pl.DataFrame, unseen: pl.DataFrame) -> int:
+def _late_only(view: FeatureView, early: pl.DataFrame, unseen: pl.DataFrame, routed: pl.DataFrame | None) -> int:
     """Count the unseen rows whose as-of window was expired by the watermark before them, as the design has it."""
     if not unseen.height or view.slide_us is None:
         return 0
     plan = compile_view(view)
-    before = early.sort("offset").with_columns(
-        pl.col("watermark").dt.epoch("us").cum_max().over("partition").alias("watermark_us")
-    )
     times_us = unseen["event_time_us"].to_numpy()
-    judged = (
-        unseen.with_columns(pl.Series("window_end_us", plan.end_us(plan.reached_ends(times_us) + 1)))
-        .sort("offset")
-        .join_asof(before, on="offset", by="partition", strategy="backward", check_sortedness=False)
-    )
+    unseen = unseen.with_columns(pl.Series("window_end_us", plan.end_us(plan.reached_ends(times_us) + 1)))
+    if routed is not None:
+        judged = unseen.join(routed, on=["partition", "offset"])
+    else:
+        before = early.sort("offset").with_columns(
+            pl.col("watermark").dt.epoch("us").cum_max().over("partition").alias("watermark_us")
+        )
+        judged = unseen.sort("offset").join_asof(
+            before, on="offset", by="partition", strategy="backward", check_sortedness=False
+        )
     return judged.filter(pl.col("window_end_us") + view.allowed_lateness_us <= pl.col("watermark_us")).height
 
 

@@ -58,7 +58,7 @@ def compute(
         if named := [option for option, value in given.items() if value is not None]:
             msg = f"`--report` is given with {', '.join(named)}, expected neither: it makes no rows; run twice for both"
             raise ConfigError(msg)
-        EventFile(input_path, view.source.schema).check()
+        EventFile(input_path, view.sources).check()
         print_report(report_lateness(view, input_path, batch_rows=batch_rows), as_json=as_json)
         return
     if as_json:
@@ -88,7 +88,7 @@ def compute(
 
 def _check_paths(view: FeatureView, input_path: Path, *outputs: Path | None) -> None:
     """See whether the input is there, before any output is opened, and that nothing is written over it."""
-    EventFile(input_path, view.source.schema).check()
+    EventFile(input_path, view.sources).check()
     taken = {input_path.resolve()}
     for output in outputs:
         if output is not None and output.resolve() in taken:

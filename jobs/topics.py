@@ -10,8 +10,10 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from jobs.reach import reach_kafka
 from schemas.errors import ConfigError, ServiceError
 from schemas.model import ModelSpec
+from schemas.topology import connect
 from schemas.view import FeatureView
 from streams.state.changelog import state_topic
+from streams.state.route_log import route_topic
 from streams.transport.epoch import MAX_RECORD_BYTES
 
 DEFAULT_PARTITIONS = 4
@@ -40,12 +42,14 @@ class Topic:
 
     Attributes:
         name: Its name.
-        like: Topic whose partition count it must have; None for a topic of raw events.
+        like: Topics of which the one with the most partitions says how many it has; none of a topic of raw events.
+        is_exact: Whether it must have as many; else only a new one is made so.
         config: Topic configuration.
     """
 
     name: str
-    like: str | None = None
+    like: tuple[str, ...] = ()
+    is_exact: bool = True
     config: dict[str, str] = field(default_factory=dict)
 
 
@@ -57,19 +61,26 @@ def raw_topic(name: str) -> Topic:
 def plan_topics(views: Sequence[FeatureView], models: Sequence[ModelSpec]) -> list[Topic]:
     """List the topics of an application, raw topics first."""
     topics: dict[str, Topic] = {}
+    topology = connect(views)
+
+    def add(name: str, *like: str, config: dict[str, str] = _LARGE_RECORDS, is_exact: bool = True) -> None:
+        topics[name] = Topic(name=name, like=like, config=config, is_exact=is_exact)
+
+    for topic in topology.sources:
+        topics[topic] = raw_topic(topic)
+    for topic, found in topology.inputs.items():
+        sources = [source.topic for source in found.sources]
+        add(topic, *sources, config=_LARGE_RECORDS | _KEPT_FOR_GOOD, is_exact=False)
+        add(route_topic(found), *sources, config=_COMPACTED, is_exact=False)
+    for source in topology.sources.values():
+        add(source.dead_letter_topic, source.topic)
     for view in views:
-        topics[view.source.topic] = raw_topic(view.source.topic)
-    for view in views:
-        source = view.source.topic
-        topics[view.source.dead_letter_topic] = Topic(
-            name=view.source.dead_letter_topic, like=source, config=_LARGE_RECORDS
-        )
-        topics[view.topic] = Topic(name=view.topic, like=source, config=_LARGE_RECORDS)
-        topics[state_topic(view.name)] = Topic(name=state_topic(view.name), like=source, config=_COMPACTED)
+        add(view.topic, view.input.topic)
+        add(state_topic(view.name), view.input.topic, config=_COMPACTED)
     for model in models:
         trigger = f"features.{model.trigger.name}"
-        topics[model.topic] = Topic(name=model.topic, like=trigger, config=_LARGE_RECORDS)
-        topics[model.dead_letter_topic] = Topic(name=model.dead_letter_topic, like=trigger, config=_LARGE_RECORDS)
+        add(model.topic, trigger)
+        add(model.dead_letter_topic, trigger)
     return list(topics.values())
 
 
@@ -104,14 +115,15 @@ def ensure_topics(
         counts = {name: len(topic.partitions) for name, topic in found.items()}
         missing = []
         for topic in topics:
-            expected = partitions if topic.like is None else counts[topic.like]
+            expected = max((counts[name] for name in topic.like), default=partitions)
             if topic.name not in counts:
                 counts[topic.name] = expected
                 missing.append(NewTopic(topic.name, expected, replication, config=topic.config))
-            elif topic.like is not None and counts[topic.name] != expected:
+            elif topic.like and topic.is_exact and counts[topic.name] != expected:
+                like = topic.like[0]
                 msg = (
-                    f"topic {topic.name} has {counts[topic.name]} partitions, expected {expected} as {topic.like} has; "
-                    f"delete {topic.name} (it is made again) or give {topic.like} the same count"
+                    f"topic {topic.name} has {counts[topic.name]} partitions, expected {expected} as {like} has; "
+                    f"delete {topic.name} (it is made again) or give {like} the same count"
                 )
                 raise ConfigError(msg)
         for future in admin.create_topics(missing, operation_timeout=_TIMEOUT_S).values() if missing else ():

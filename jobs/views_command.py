@@ -61,7 +61,9 @@ def _print(console: Console, view: FeatureView, record: Record | None) -> None:
         notice = "recorded" if is_same else f"[bold red]changed, recorded as {record.definition_hash}[/]"
     head = f"[bold cyan]{view.name}[/] v{view.version}  {view.definition_hash}  {owner}  {notice}"
     console.print(head, soft_wrap=True)
-    console.print(f"  {view.entity.name} (key {view.entity.key}), from {view.source.topic}", soft_wrap=True)
+    sources = ", ".join(source.topic for source in view.sources)
+    by_way = f" by way of {view.input.topic}" if view.input.is_repartitioned else ""
+    console.print(f"  {view.entity.name} (key {view.entity.key}), from {sources}{by_way}", soft_wrap=True)
     console.print(f"  {view.describe_windows()}, emits {view.emit}", soft_wrap=True)
     columns = [field for field in view.feature_schema if field.name != view.entity.key]
     width = max((len(field.name) for field in columns), default=0)
@@ -78,7 +80,8 @@ def _document(view: FeatureView, record: Record | None) -> dict[str, Any]:
         "recorded_hash": None if record is None else record.definition_hash,
         "entity": view.entity.name,
         "key": view.entity.key,
-        "source": view.source.topic,
+        "sources": [source.topic for source in view.sources],
+        "reads": view.input.topic,
         "windows": view.describe_windows(),
         "emit": view.emit,
         "owner": view.owner,

@@ -1,8 +1,9 @@
 """Runs a view over a file of events, through the very decoding, admission and engine of the live path.
 
-One engine runs per partition, as in the live path (:mod:`offline.event_file` says which one a row is in). Output does
-not depend on how the input is cut into batches: feature rows stand in the order of the event that made them, those that
-closing the input makes come last, by partition.
+One engine runs per partition, as in the live path (:mod:`offline.event_file` says which one a row is in); of a view by
+way of a repartition topic there is one in all (:mod:`offline.repartitioned`). Output does not depend on how the input
+is cut into batches: feature rows stand in the order of the event that made them, those that closing the input makes
+come last, by partition.
 
 The micro-batch of ``latest`` is the whole input: of the as-of rows the last of each key and partition is kept, at its
 place. To know which that is takes the whole input, so ``latest`` holds back its output until the end, in a temporary
@@ -21,6 +22,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from offline.event_file import UNKNOWN_US, EventCut, EventFile
+from offline.repartitioned import RepartitionDriver
 from schemas.row import CONTEXT_COLUMNS, Pane
 from schemas.source import EventSource
 from schemas.view import FeatureView
@@ -120,9 +122,21 @@ class Computation:
     emit: str | None = None
     _driven: FeatureView = field(init=False)
     _engines: dict[int, WindowEngine] = field(default_factory=dict, init=False)
+    _driver: RepartitionDriver | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self._driven = self.view if self.emit is None else replace(self.view, emit=self.emit)
+
+    def _drive(self, file: EventFile, batch_rows: int) -> Iterator[Computed]:
+        if not self.view.input.is_repartitioned:
+            return map(self._step, file.cuts(batch_rows))
+        self._driver = driver = RepartitionDriver(self._driven, file.partitions(batch_rows))
+        self._engines[0] = driver.engine
+        return (self._route(driver, cut) for cut in file.cuts(batch_rows))
+
+    def _route(self, driver: RepartitionDriver, cut: EventCut) -> Computed:
+        rows, rejected = driver.step(cut)
+        return Computed(rows=self._with_context(rows, 0), dead_letters=self._dead_letters(rejected, cut))
 
     def run(self, path: Path, *, batch_rows: int = 50_000, closes: bool = False) -> Iterator[Computed]:
         """Compute cut by cut.
@@ -139,12 +153,12 @@ class Computation:
         is_latest = self._driven.emit == "latest"
         nothing = DEAD_LETTER_COLUMNS.empty_table()
         with _HeldRows(self.view) as held:
-            for cut in EventFile(path, self.view.source.schema).cuts(batch_rows):
-                computed = self._step(cut)
+            for computed in self._drive(EventFile(path, self.view.sources), batch_rows):
                 if is_latest:
                     held.add(computed.rows)
-                    computed = replace(computed, rows=self.view.row_schema.empty_table())
-                yield computed
+                    yield replace(computed, rows=self.view.row_schema.empty_table())
+                else:
+                    yield computed
             for rows in held.release():
                 yield Computed(rows=rows, dead_letters=nothing)
         for partition in sorted(self._engines) if closes else ():
@@ -152,7 +166,7 @@ class Computation:
             yield Computed(rows=rows, dead_letters=nothing)
 
     def _step(self, cut: EventCut) -> Computed:
-        decoded = DecodedCut.of(cut, self.view.source)
+        decoded = DecodedCut.of(cut, self.view.sources[0])
         rows, makers = [self.view.row_schema.empty_table()], [np.empty(0, np.int64)]
         rejected = [decoded.rejected]
         for partition, events, at in decoded.by_partition():
@@ -179,7 +193,7 @@ class Computation:
         rejected = rejected.sort_by("_offset")
         at = rejected["_offset"].to_numpy() - cut.first_number
         columns = {
-            "topic": [self.view.source.topic] * len(at),
+            "topic": [self.view.sources[source].topic for source in cut.sources[at].tolist()],
             "partition": cut.partitions[at],
             "offset": cut.offsets[at],
             "reason": rejected["reason"],
@@ -195,13 +209,13 @@ class Computation:
             "view": self.view.name,
             "view_version": self.view.version,
             "definition_hash": self.view.definition_hash,
-            "source_topic": self.view.source.topic,
+            "source_topic": self.view.input.topic,
             "source_partition": partition,
         }
         for column in CONTEXT_COLUMNS:
             scalar = pa.scalar(values.get(column.name), column.type)
             rows = rows.append_column(column, pa.repeat(scalar, rows.num_rows))
-        return rows
+        return rows if self._driver is None else self._driver.with_origin(rows)
 
 
 class _HeldRows:

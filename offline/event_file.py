@@ -1,5 +1,8 @@
 """Files of events: NDJSON or Parquet, one event a row in arrival order, read in cuts.
 
+Of a view over several sources, each row names the topic it came from in ``_source``; what is no JSON object cannot, and
+counts as one of the first.
+
 A row is one JSON object, without the white space around it; blank lines and a byte order mark are none of it. A Parquet
 row becomes the JSON that a producer would have sent (see :mod:`offline.parquet_event`). A row may say where it was in
 Kafka: ``_partition`` (default 0), ``_offset`` (default: its number in the file, from 0) and ``_broker_time`` (RFC 3339,
@@ -22,8 +25,9 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from offline.parquet_event import encode_events
-from schemas.contract import Contract
 from schemas.errors import ConfigError, DecodeError, SchemaMismatchError
+from schemas.source import EventSource
+from schemas.view_input import SOURCE_COLUMN
 from streams.windowing.event_time import read_event_times
 
 UNKNOWN_US: Final = -(2**63)
@@ -42,6 +46,7 @@ class EventCut:
 
     Attributes:
         first_number: Number of the first row in the file, from 0; the others follow it.
+        sources: ``(n_rows,)`` int64, position of each row's source among those of the file.
         partitions: ``(n_rows,)`` int64.
         offsets: ``(n_rows,)`` int64; they rise within a partition but for rows that are no JSON object.
         broker_time_us: ``(n_rows,)`` int64, :data:`UNKNOWN_US` where the row names none.
@@ -49,6 +54,7 @@ class EventCut:
     """
 
     first_number: int
+    sources: NDArray[np.int64]
     partitions: NDArray[np.int64]
     offsets: NDArray[np.int64]
     broker_time_us: NDArray[np.int64]
@@ -65,10 +71,10 @@ class EventCut:
 
 @dataclass(frozen=True)
 class EventFile:
-    """A file of events of one contract, Parquet if its name ends in ``.parquet`` and NDJSON otherwise."""
+    """A file of events of some sources, Parquet if its name ends in ``.parquet`` and NDJSON otherwise."""
 
     path: Path
-    contract: Contract
+    sources: tuple[EventSource, ...]
 
     def check(self) -> None:
         """See whether there is such a file.
@@ -91,10 +97,29 @@ class EventFile:
         """Read the rows in order, at most ``size`` at a time.
 
         Raises:
-            DecodeError: The file cannot be read, or a ``_partition``, ``_offset`` or ``_broker_time`` is none.
+            DecodeError: The file cannot be read, or a ``_source``, ``_partition``, ``_offset`` or ``_broker_time`` is
+                none.
             SchemaMismatchError: The offsets of a partition do not rise.
         """
-        place, number = _Placement(self.path), 0
+        yield from self._cuts(size, _Placement(self.path, self._topics))
+
+    def partitions(self, size: int) -> list[list[int]]:
+        """Read the file and tell, of each source, the partitions that some JSON object in it is in.
+
+        Raises:
+            DecodeError, SchemaMismatchError: As for :meth:`cuts`.
+        """
+        place = _Placement(self.path, self._topics)
+        for _ in self._cuts(size, place):
+            pass
+        return [sorted(n for source, n in place.last if source == at) for at in range(len(self.sources))]
+
+    @property
+    def _topics(self) -> list[str]:
+        return [source.topic for source in self.sources]
+
+    def _cuts(self, size: int, place: "_Placement") -> Iterator[EventCut]:
+        number = 0
         try:
             for values in self._payloads(size):
                 yield place.cut(values, first_number=number)
@@ -105,9 +130,11 @@ class EventFile:
 
     def _payloads(self, size: int) -> Iterator[list[bytes]]:
         if self.path.suffix.lower() == ".parquet":
+            number = 0
             for batch in pq.ParquetFile(self.path).iter_batches(size):
                 if batch.num_rows:
-                    yield encode_events(pa.Table.from_batches([batch]), self.contract)
+                    yield self._encode(pa.Table.from_batches([batch]), number)
+                number += batch.num_rows
             return
         with self.path.open("rb") as stream:
             lines = list(islice(stream, size))
@@ -118,25 +145,59 @@ class EventFile:
                     yield values
                 lines = list(islice(stream, size))
 
+    def _encode(self, rows: pa.Table, first_number: int) -> list[bytes]:
+        """Write rows as their producers would have, each by the contract of its source."""
+        if len(self.sources) == 1:
+            return encode_events(rows, self.sources[0].schema)
+        named = rows.column(SOURCE_COLUMN).to_pylist() if SOURCE_COLUMN in rows.column_names else [None] * len(rows)
+        of_row = np.array(
+            [_find_source(name, self._topics, self.path, first_number + at) for at, name in enumerate(named)]
+        )
+        values = [b""] * len(rows)
+        for at, source in enumerate(self.sources):
+            mine = np.flatnonzero(of_row == at)
+            for position, value in zip(mine.tolist(), encode_events(rows.take(mine), source.schema), strict=True):
+                values[position] = value
+        return values
+
+
+def _find_source(name: Any, topics: list[str], path: Path, number: int) -> int:
+    if name in topics:
+        return topics.index(name)
+    msg = (
+        f"{path}, row {number + 1}: `{SOURCE_COLUMN}` is {name!r}, expected the topic that the event came from, one of "
+        f"{topics}: the view reads several"
+    )
+    raise DecodeError(msg)
+
 
 @dataclass
 class _Placement:
-    """Says where each row was in Kafka, and sees to it that offsets rise."""
+    """Says where each row was in Kafka, and sees to it that offsets rise.
+
+    Attributes:
+        path: The file.
+        topics: Topics of its sources.
+        last: Last offset of each partition of a source (its position among them) so far.
+    """
 
     path: Path
-    last: dict[int, int] = field(default_factory=dict)
+    topics: list[str]
+    last: dict[tuple[int, int], int] = field(default_factory=dict)
 
     def cut(self, values: list[bytes], *, first_number: int) -> EventCut:
         numbers = np.arange(first_number, first_number + len(values), dtype=np.int64)
         joined = b"\n".join(values)
-        if first_number > self.last.get(0, -1) and not any(mark in joined for mark in _MARKS):
+        is_one = len(self.topics) == 1
+        if is_one and first_number > self.last.get((0, 0), -1) and not any(mark in joined for mark in _MARKS):
             # No row names a place, so that the numbers rise as they are; the last offset is that of the last object.
             newest = next((at for at in reversed(range(len(values))) if _document(values[at]) is not None), None)
             if newest is not None:
-                self.last[0] = first_number + newest
+                self.last[0, 0] = first_number + newest
             unknown = np.full(len(values), UNKNOWN_US, dtype=np.int64)
             return EventCut(
                 first_number=first_number,
+                sources=np.zeros(len(values), dtype=np.int64),
                 partitions=np.zeros(len(values), dtype=np.int64),
                 offsets=numbers,
                 broker_time_us=unknown,
@@ -145,6 +206,7 @@ class _Placement:
         documents = _documents(values)
         cut = EventCut(
             first_number=first_number,
+            sources=self._sources(documents, first_number),
             partitions=self._whole_numbers("_partition", documents, np.zeros(len(values), np.int64), first_number),
             offsets=self._whole_numbers("_offset", documents, numbers, first_number),
             broker_time_us=self._broker_times(documents, first_number),
@@ -152,6 +214,13 @@ class _Placement:
         )
         self._check_order(cut, np.array([document is not None for document in documents]))
         return cut
+
+    def _sources(self, documents: list[dict[str, Any] | None], first_number: int) -> NDArray[np.int64]:
+        found = np.zeros(len(documents), dtype=np.int64)
+        for at, document in enumerate(documents if len(self.topics) > 1 else ()):
+            if document is not None:
+                found[at] = _find_source(document.get(SOURCE_COLUMN), self.topics, self.path, first_number + at)
+        return found
 
     def _whole_numbers(
         self, name: str, documents: list[dict[str, Any] | None], default: NDArray[np.int64], first_number: int
@@ -193,11 +262,13 @@ class _Placement:
 
     def _check_order(self, cut: EventCut, is_object: NDArray[np.bool_]) -> None:
         rows = np.flatnonzero(is_object)
-        rows = rows[np.argsort(cut.partitions[rows], kind="stable")]
-        partitions, offsets = cut.partitions[rows], cut.offsets[rows]
-        starts = np.flatnonzero(np.r_[True, partitions[1:] != partitions[:-1]]) if len(rows) else rows
+        rows = rows[np.lexsort((cut.partitions[rows], cut.sources[rows]))]
+        sources, partitions, offsets = cut.sources[rows], cut.partitions[rows], cut.offsets[rows]
+        is_other = (partitions[1:] != partitions[:-1]) | (sources[1:] != sources[:-1])
+        starts = np.flatnonzero(np.r_[True, is_other]) if len(rows) else rows
         before = np.r_[np.int64(-1), offsets[:-1]][: len(rows)]
-        before[starts] = [self.last.get(partition, -1) for partition in partitions[starts].tolist()]
+        places = zip(sources[starts].tolist(), partitions[starts].tolist(), strict=True)
+        before[starts] = [self.last.get(place, -1) for place in places]
         if len(falling := np.flatnonzero(offsets <= before)):
             at = falling[np.argmin(rows[falling])]
             msg = (
@@ -207,7 +278,8 @@ class _Placement:
             )
             raise SchemaMismatchError(msg)
         ends = np.r_[starts[1:], len(rows)] - 1 if len(rows) else rows
-        self.last.update(zip(partitions[ends].tolist(), offsets[ends].tolist(), strict=True))
+        places = zip(sources[ends].tolist(), partitions[ends].tolist(), strict=True)
+        self.last.update(zip(places, offsets[ends].tolist(), strict=True))
 
 
 def _document(value: bytes) -> dict[str, Any] | None:

@@ -85,7 +85,7 @@ def _history(rows: pa.Table, *, view: FeatureView) -> pl.DataFrame:
     columns |= {"_key": rows[view.entity.key], "pane": rows["pane"]}
     columns |= {name: rows[name].cast(pa.int64()) for name in ("event_time", "watermark", *ORDER_COLUMNS)}
     history = cast(pl.DataFrame, pl.from_arrow(pa.table(columns)))
-    front = pl.col("watermark") + view.source.max_out_of_orderness_us
+    front = pl.col("watermark") + view.input.max_out_of_orderness_us
     return (
         history.with_columns(_known=pl.max_horizontal("event_time", front))
         .sort(*ORDER_COLUMNS)

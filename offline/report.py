@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from offline.computation import DecodedCut
 from offline.event_file import EventFile
 from schemas.aggregation import count
+from schemas.errors import ConfigError
 from schemas.row import Pane, Reason
 from schemas.time import format_duration, parse_duration_us
 from schemas.view import FeatureView
@@ -92,15 +93,20 @@ def report_lateness(
     """Run a log through every setting and the view's own.
 
     Raises:
+        ConfigError: The view reads several sources.
         DecodeError: The file cannot be read, or a ``_partition``, ``_offset`` or ``_broker_time`` is none.
         SchemaMismatchError: The offsets of a partition do not rise.
     """
-    own = view.source.max_out_of_orderness
+    if len(view.sources) > 1:
+        topics = [source.topic for source in view.sources]
+        msg = f"view {view.name} reads {topics}, expected one source: a report tries settings of it"
+        raise ConfigError(msg)
+    own = view.sources[0].max_out_of_orderness
     by_size = {parse_duration_us(text, field="max_out_of_orderness"): text for text in (*settings, own)}
     trials = [_Trial(view, text) for _, text in sorted(by_size.items())]
     undecoded, with_broker_time, rows = Counter[str](), 0, 0
-    for cut in EventFile(path, view.source.schema).cuts(batch_rows):
-        decoded = DecodedCut.of(cut, view.source)
+    for cut in EventFile(path, view.sources).cuts(batch_rows):
+        decoded = DecodedCut.of(cut, view.sources[0])
         undecoded.update(decoded.rejected["reason"].to_pylist())
         rows += decoded.events.num_rows
         with_broker_time += decoded.events.num_rows - decoded.events["_broker_time"].null_count
@@ -124,7 +130,7 @@ def report_lateness(
 
 def _clock_us(events: pa.Table, view: FeatureView) -> Ints:
     """Broker time of each row, or else its event time; meaningless where it has neither."""
-    source = view.source
+    source = view.sources[0]
     column = events[source.event_time].combine_chunks()
     plausible_us = (source.plausible_from_us, source.plausible_until_us)
     times = read_event_times(column, unit_us=source.event_time_unit_us, plausible_us=plausible_us)
@@ -145,7 +151,8 @@ def _reduced(events: pa.Table, view: FeatureView) -> pa.Table:
 
 def _reduced_view(view: FeatureView, setting: str) -> FeatureView:
     """The view with the same windows and lateness, and counts in place of its features."""
-    source = replace(view.source, max_out_of_orderness=setting)
+    # A source that is not keyed by the entity is judged partition by partition, as it is sent on.
+    source = replace(view.sources[0], max_out_of_orderness=setting, key=None)
     features: dict[str, Any] = {_ROWS: count()}
     if view.slide is not None:
         sizes = [f.size_us for f in view.definitions.values() if f.size_us is not None]

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from schemas.errors import ConfigError
-from schemas.view import FeatureView, hash_definition
+from schemas.view import FeatureView
+from schemas.view_input import hash_definition
 
 _PACKAGED: Final = Path(__file__).parent / "definitions"
 _SHOWN_CHANGES: Final = 5

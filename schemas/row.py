@@ -76,6 +76,16 @@ CONTEXT_COLUMNS: Final = pa.schema(
 )
 """What the pipeline adds to each row the engine made."""
 
+ORIGIN_COLUMNS: Final = pa.schema(
+    [
+        pa.field("origin_topic", pa.string()),
+        pa.field("origin_partition", pa.int64()),
+        pa.field("origin_offset", pa.int64()),
+    ]
+)
+"""What it adds behind a repartition topic: the record of a source that made the row. There ``source_*`` is the record
+on the repartition topic, by which the rows of an entity are in order."""
+
 INPUT_COLUMNS: Final = pa.schema(
     [
         pa.field("_offset", pa.int64()),
@@ -85,6 +95,24 @@ INPUT_COLUMNS: Final = pa.schema(
 )
 """What goes into the engine beside the contract's columns: the row's offset, Kafka's record timestamp in microseconds
 (null: unknown, the future guard does not apply) and the request id (null: ``topic-partition-offset``)."""
+
+RECORD_COLUMNS: Final = pa.schema(
+    [
+        pa.field("_source", pa.string()),
+        pa.field("_source_partition", pa.int64()),
+        pa.field("_source_partitions", pa.int64()),
+        pa.field("_is_event", pa.bool_()),
+        pa.field("_is_idle", pa.bool_()),
+        pa.field("_watermark", pa.int64()),
+        pa.field("_watermark_after", pa.int64()),
+        pa.field("_time", pa.int64()),
+        pa.field("_event_id", pa.string()),
+    ]
+)
+"""What goes into the engine too, behind a repartition topic, where a record is an event or tells a watermark alone:
+topic and partition of the source, and how many partitions that has; whether the partition is idle; its watermark before
+the event and after it, in microseconds (null: minus infinity); the event's time, and its id for de-duplication (null:
+none)."""
 
 REJECTED_COLUMNS: Final = pa.schema(
     [

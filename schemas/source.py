@@ -14,11 +14,13 @@ from schemas.time import parse_duration_us, parse_rfc3339_us
 
 @dataclass(frozen=True)
 class EventSource:
-    """A Kafka topic of raw events, keyed by the entity.
+    """A Kafka topic of raw events.
 
     Attributes:
         topic: Topic name.
         contract: ``name@version`` of its contract (see :mod:`schemas.contract`).
+        key: Column that its records are keyed by, an empty text where they are keyed by none; left out, they are keyed
+            by the entity of each view that reads them. Views of another entity read it by way of a repartition topic.
         event_time: Column that holds the event time.
         max_out_of_orderness: How far behind the newest event a row may come and still be on time.
         idle_timeout: Processing time without rows after which a partition is idle; None switches idleness off.
@@ -33,6 +35,7 @@ class EventSource:
     topic: str
     _: KW_ONLY
     contract: str
+    key: str | None = None
     event_time: str = "event_time"
     max_out_of_orderness: str = "0s"
     idle_timeout: str | None = None
@@ -69,6 +72,12 @@ class EventSource:
             msg = "`idle_advance` is True without `idle_timeout`, expected an idle timeout such as '30s'"
             raise ConfigError(msg)
         self._check_event_id()
+        if self.key and self.key not in self.schema.fields:
+            msg = (
+                f"`key` is {self.key!r}, expected a field of {self.contract}: {list(self.schema.fields)}, or '' where "
+                "the records are keyed by none of them"
+            )
+            raise ConfigError(msg)
         for field in ("plausible_from", "plausible_until"):
             try:
                 parse_rfc3339_us(getattr(self, field))

@@ -1,9 +1,7 @@
-"""A feature view: features of one entity, from one source, under one version."""
+"""A feature view: features of one entity, from one source or several, under one version."""
 
-import hashlib
-import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass, field
 from functools import cached_property
 from typing import Any, Final
@@ -15,10 +13,11 @@ from schemas.calendar import DAY_US, HOUR_US, Calendar, is_zone, local_us, make_
 from schemas.entity import Entity
 from schemas.errors import ConfigError
 from schemas.expression import Expression, names_read, parse_derivation, parse_expression
-from schemas.row import CONTEXT_COLUMNS, ENGINE_COLUMNS, TIMESTAMP
+from schemas.row import CONTEXT_COLUMNS, ENGINE_COLUMNS, ORIGIN_COLUMNS, TIMESTAMP
 from schemas.serving import Serving
 from schemas.source import EventSource
 from schemas.time import format_duration, parse_duration_us, parse_rfc3339_us
+from schemas.view_input import ViewInput, hash_definition
 
 EMIT_MODES: Final = ("on_close", "every_event", "latest")
 MAX_SLIDES: Final = 100_000
@@ -40,7 +39,7 @@ class FeatureView:
         name: Lower-case name; topics, tables and keys carry it.
         version: 1 or more; goes up when the definition changes.
         entity: What the features describe.
-        source: Where the events come from, keyed by the entity.
+        source: Where the events come from: a source, or several.
         slide: Distance of window ends, for a sliding view. A feature whose size equals it is tumbling.
         gap: Inactivity that ends a session, for a session view.
         allowed_lateness: How far the watermark may pass a window's end before the window is gone.
@@ -61,7 +60,7 @@ class FeatureView:
     _: KW_ONLY
     version: int
     entity: Entity
-    source: EventSource
+    source: EventSource | Sequence[EventSource]
     features: Mapping[str, Feature | Aggregation]
     slide: str | None = None
     gap: str | None = None
@@ -101,16 +100,15 @@ class FeatureView:
             msg = f"view {self.name}: `align_to` is {self.align_to!r}, expected RFC 3339 such as '2013-01-01T00:00:00Z'"
             raise ConfigError(msg) from exc
         self._check_time_zone()
-        if self.entity.key not in self.source.schema.fields:
-            msg = (
-                f"view {self.name}: entity key {self.entity.key!r} is no field of {self.source.contract}, "
-                f"expected one of {list(self.source.schema.fields)}"
-            )
-            raise ConfigError(msg)
+        try:
+            _ = self.input
+        except ConfigError as exc:
+            msg = f"view {self.name}: {exc}"
+            raise ConfigError(msg) from exc
         if not self.features:
             msg = f"view {self.name}: `features` is empty, expected at least one feature"
             raise ConfigError(msg)
-        key_type = self.source.schema.arrow_schema.field(self.entity.key).type
+        key_type = self.columns.field(self.entity.key).type
         if not (pa.types.is_string(key_type) or pa.types.is_integer(key_type)):
             msg = f"view {self.name}: entity key {self.entity.key!r} is {key_type}, expected text or an integer"
             raise ConfigError(msg)
@@ -144,7 +142,13 @@ class FeatureView:
 
     def _complete(self, name: str, feature: Feature | Aggregation) -> Feature:
         where = f"view {self.name}, feature {name!r}"
-        reserved = {*ENGINE_COLUMNS.names, *CONTEXT_COLUMNS.names, "window_start", self.entity.key}
+        reserved = {
+            *ENGINE_COLUMNS.names,
+            *CONTEXT_COLUMNS.names,
+            *ORIGIN_COLUMNS.names,
+            "window_start",
+            self.entity.key,
+        }
         if not isinstance(name, str) or not _NAME.fullmatch(name) or name in reserved:
             msg = f"{where}: expected a lower-case name that is not one of {sorted(reserved)}"
             raise ConfigError(msg)
@@ -168,7 +172,7 @@ class FeatureView:
             msg = f"{where}: {feature.function} has the parameters {list(got)}, expected {list(function.parameters)}"
             raise ConfigError(msg)
         if feature.where is not None:
-            parse_expression(feature.where, columns=self.source.schema.arrow_schema, where=where)
+            parse_expression(feature.where, columns=self.columns, where=where)
         return feature
 
     def _check_window(self, feature: Feature, *, where: str) -> None:
@@ -211,21 +215,37 @@ class FeatureView:
 
     def _check_column(self, feature: Feature, function: Function, *, where: str) -> None:
         needs = function.needs
-        columns = self.source.schema.arrow_schema
+        columns = self.columns
         if feature.column is None:
             if needs is not None and not function.is_column_optional:
                 msg = f"{where}: {feature.function} reads no column, expected one of {columns.names}"
                 raise ConfigError(msg)
             return
         if feature.column not in columns.names:
-            contract = self.source.contract
-            msg = f"{where}: column {feature.column!r} is no field of {contract}, expected one of {columns.names}"
+            contracts = ", ".join(source.contract for source in self.sources)
+            msg = f"{where}: column {feature.column!r} is no field of {contracts}, expected one of {columns.names}"
             raise ConfigError(msg)
         arrow = columns.field(feature.column).type
         if not _accepts(needs, arrow):
             expected = "no column" if needs is None else f"a {needs} column"
             msg = f"{where}: {feature.function} needs {expected}, but {feature.column!r} is {arrow}"
             raise ConfigError(msg)
+
+    @cached_property
+    def input(self) -> ViewInput:
+        """What the view reads."""
+        given = (self.source,) if isinstance(self.source, EventSource) else tuple(self.source)
+        return ViewInput(tuple(sorted(given, key=lambda source: source.topic)), self.entity)
+
+    @property
+    def sources(self) -> tuple[EventSource, ...]:
+        """Its sources, in the order of their topics."""
+        return self.input.sources
+
+    @property
+    def columns(self) -> pa.Schema:
+        """Columns that features may read."""
+        return self.input.columns
 
     @property
     def definitions(self) -> dict[str, Feature]:
@@ -274,14 +294,14 @@ class FeatureView:
             self.time_zone,
             slide_us=self.slide_us,
             anchor_us=self.align_to_us % self.slide_us,
-            from_us=self.source.plausible_from_us - _MARGIN_US,
-            until_us=self.source.plausible_until_us + longest_us + _MARGIN_US,
+            from_us=self.input.plausible_us[0] - _MARGIN_US,
+            until_us=self.input.plausible_us[1] + longest_us + _MARGIN_US,
         )
 
     @property
     def feature_schema(self) -> pa.Schema:
         """Entity key and feature columns."""
-        columns = self.source.schema.arrow_schema
+        columns = self.columns
         types = [
             self.derived[name].arrow_type if feature.function == "derived" else feature.result_type(columns)
             for name, feature in self.definitions.items()
@@ -302,7 +322,8 @@ class FeatureView:
     @cached_property
     def row_schema(self) -> pa.Schema:
         """Columns of a feature row on its topic and in Delta."""
-        return pa.schema([*self.engine_schema, *CONTEXT_COLUMNS])
+        origin = ORIGIN_COLUMNS if self.input.is_repartitioned else ()
+        return pa.schema([*self.engine_schema, *CONTEXT_COLUMNS, *origin])
 
     @property
     def definition(self) -> dict[str, Any]:
@@ -323,7 +344,7 @@ class FeatureView:
             windows["time_zone"] = {"name": self.time_zone, "boundaries": self.calendar.fingerprint}
         return {
             "entity_key": self.entity.key,
-            "source": self.source.definition,
+            **self.input.definition,
             "windows": windows,
             "emit": self.emit,
             "features": {name: asdict(feature) for name, feature in self.definitions.items()},
@@ -356,7 +377,7 @@ def resolve_derived(view: FeatureView) -> dict[str, Expression]:
     Raises:
         ConfigError: One is wrong, reads an unknown name, or reads itself by way of others.
     """
-    columns = view.source.schema.arrow_schema
+    columns = view.columns
     waiting = {
         name: dict(feature.parameters)["expression"]
         for name, feature in view.definitions.items()
@@ -378,12 +399,6 @@ def resolve_derived(view: FeatureView) -> dict[str, Expression]:
             resolved[name] = parse_derivation(waiting.pop(name), columns=schema, where=where)
         known |= {name: resolved[name].arrow_type for name in ready}
     return resolved
-
-
-def hash_definition(definition: Mapping[str, Any]) -> str:
-    """16 hexadecimal digits of SHA-256 over the definition's canonical JSON."""
-    canonical = json.dumps(definition, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
 
 def _accepts(needs: str | None, arrow: pa.DataType) -> bool:

@@ -1,6 +1,6 @@
-"""From raw batches of one source partition to feature rows and dead letters: decode, admit, window.
+"""From raw batches of a partition to feature rows and dead letters, or on to repartition topics: decode, admit, window.
 
-Pure but for the engines' state: no I/O and no clock. The features agent, replay and backfill drive it.
+Pure but for the engines' and routers' state: no I/O and no clock. The features agent, replay and backfill drive it.
 """
 
 from collections import deque
@@ -8,16 +8,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
-from schemas.row import CONTEXT_COLUMNS, TIMESTAMP, Reason
+from schemas.row import CONTEXT_COLUMNS, ORIGIN_COLUMNS, TIMESTAMP, Reason
 from schemas.source import EventSource
 from schemas.view import FeatureView
+from schemas.view_input import ViewInput
 from streams.batch import RawBatch
-from streams.decoding import arrival_times_us, decode
+from streams.repartition import ReadRows, RepartitionedRows, Routed, Router, SourceRows
 from streams.windowing.engine import WindowEngine
 from streams.windowing.result import StepCounts, StepResult, WatermarkMarker
 
@@ -32,12 +31,16 @@ class Processed:
         rows: Feature rows by view name, ``view.row_schema``.
         dead_letters: :data:`schemas.row.REJECTED_COLUMNS` and ``view``, in offset order; ``view`` is null where the
             reason holds for every view of the source.
+        read: What was read of the batch, with the records of the sources.
+        routed: What goes to repartition topics, by topic.
         counts: What became of the rows, by view name (see ``StepResult.counts``).
         watermarks_us: Watermark after the batch, by view name.
     """
 
     rows: Mapping[str, pa.Table]
     dead_letters: pa.Table
+    read: ReadRows
+    routed: Mapping[str, Routed]
     counts: Mapping[str, StepCounts]
     watermarks_us: Mapping[str, int]
 
@@ -76,12 +79,13 @@ class IdleStep:
 
 
 class PartitionPipeline:
-    """One partition of a source, with one engine per view.
+    """One partition of a source or of a repartition topic: an engine for each view, a router for each way on.
 
     Args:
-        source: The event source.
+        source: What is read: an event source, or what stands on a repartition topic.
         views: The views over it.
         partition: The partition.
+        routers: Of a source, where its rows go on to, each with the views that read it there.
         starts: Where each view starts; a view that is not named starts empty at the first row, emitting all.
         reject_from: First source offset whose row goes to the dead letters where it is bad for every view: a view that
             starts late goes over rows that are there already.
@@ -89,15 +93,17 @@ class PartitionPipeline:
 
     def __init__(
         self,
-        source: EventSource,
+        source: EventSource | ViewInput,
         views: Sequence[FeatureView],
         *,
         partition: int,
+        routers: Mapping[Router, Sequence[FeatureView]] | None = None,
         starts: Mapping[str, ViewStart] | None = None,
         reject_from: int = 0,
     ) -> None:
         self.source = source
         self.partition = partition
+        self.routers = dict(routers or {})
         self._reject_from = reject_from
         self._views = {view.name: view for view in views}
         self._starts = {view.name: (starts or {}).get(view.name, ViewStart()) for view in views}
@@ -112,34 +118,47 @@ class PartitionPipeline:
 
     @property
     def resume_offset(self) -> int:
-        """Source offset that the pipeline must be fed from: the earliest that one of its views still needs."""
-        return min(self._next_offsets.values())
+        """Offset that the pipeline must be fed from: the earliest that one of its views or routers still needs."""
+        return min([*self._next_offsets.values(), *(router.next_offset for router in self.routers)])
 
     def process(self, batch: RawBatch, *, processing_time_us: int, computed_time_us: int, epoch: int) -> Processed:
         """Run one raw batch through; batches come in offset order without gaps in time."""
-        decoded = decode(batch, self.source.schema)
-        arrived_us = arrival_times_us(batch)
+        read: ReadRows
+        if isinstance(self.source, EventSource):
+            read = SourceRows(batch, self.source)
+        else:
+            read = RepartitionedRows(batch, self.source)
         rows, counts, watermarks = {}, {}, {}
-        undecoded = decoded.rejected.append_column("view", pa.nulls(decoded.rejected.num_rows, pa.string()))
+        undecoded = read.rejected.append_column("view", pa.nulls(read.rejected.num_rows, pa.string()))
         rejected = [_from_offset(undecoded, "_offset", self._reject_from)]
         seen: set[tuple[int, str]] = set()
         for name in self.engines:
             start = self._starts[name]
-            fresh = _from_offset(decoded.rows, "_offset", self._next_offsets[name])
+            fresh = _from_offset(read.rows, "_offset", self._next_offsets[name])
             result = self._step(name, fresh, processing_time_us=processing_time_us)
             made = _from_offset(result.rows, "source_offset", start.emit_from)
-            made = _with_arrival(made, batch, arrived_us)
-            rows[name] = self._with_context(made, self._views[name], computed_time_us=computed_time_us, epoch=epoch)
-            rejected.append(self._of_view(result.dead_letters, name, seen))
+            context = self._with_context(made, self._views[name], computed_time_us=computed_time_us, epoch=epoch)
+            rows[name] = _with_origin(context, read)
+            rejected.append(self._of_view(result.dead_letters, name, seen, emit_from=start.emit_from))
             counts[name] = result.counts
             watermarks[name] = result.watermark_us
-        dead_letters = pa.concat_tables(rejected).sort_by("_offset")
-        return Processed(rows=rows, dead_letters=dead_letters, counts=counts, watermarks_us=watermarks)
+        routed = {}
+        for router, views in self.routers.items():
+            routed[router.topic] = router.route(batch, read.rows, processing_time_us=processing_time_us)
+            rejected += [self._of_view(routed[router.topic].rejected, view.name, seen) for view in views]
+        return Processed(
+            rows=rows,
+            dead_letters=pa.concat_tables(rejected).sort_by("_offset"),
+            read=read,
+            routed=routed,
+            counts=counts,
+            watermarks_us=watermarks,
+        )
 
     def poll_idle(
         self, *, processing_time_us: int, computed_time_us: int, epoch: Callable[[], int], is_caught_up: bool
     ) -> dict[str, IdleStep]:
-        """Let the watermark of an idle partition move on with the clock, where the source says so.
+        """Let an idle partition be told of where its rows go on to, and its watermark move on with the clock.
 
         Args:
             processing_time_us: Now.
@@ -151,6 +170,8 @@ class PartitionPipeline:
             By view name, the steps that were taken.
         """
         steps = {}
+        for router in self.routers:
+            router.poll_idle(processing_time_us=processing_time_us, is_caught_up=is_caught_up)
         for name, engine in self.engines.items():
             result = engine.poll_idle(processing_time_us=processing_time_us, is_caught_up=is_caught_up)
             if result is not None and result.marker is not None:
@@ -182,9 +203,10 @@ class PartitionPipeline:
             if marker.after_offset == engine.last_offset:
                 engine.advance(marker)
 
-    def _of_view(self, dead_letters: pa.Table, view: str, seen: set[tuple[int, str]]) -> pa.Table:
+    def _of_view(
+        self, dead_letters: pa.Table, view: str, seen: set[tuple[int, str]], *, emit_from: int = 0
+    ) -> pa.Table:
         """Name the view where the reason is its own; keep one of each reason that holds for all views of the source."""
-        emit_from = self._starts[view].emit_from
         keep, views = [], []
         for offset, reason in zip(
             dead_letters.column("_offset").to_pylist(), dead_letters.column("reason").to_pylist(), strict=True
@@ -228,13 +250,14 @@ def _joined(results: Sequence[StepResult]) -> StepResult:
     )
 
 
-def _with_arrival(rows: pa.Table, batch: RawBatch, arrived_us: NDArray[np.int64]) -> pa.Table:
-    """Let ``broker_time`` say when the row that made each row came to the broker."""
-    if not rows.num_rows:
-        return rows
-    made_by = np.searchsorted(batch.offsets, rows.column("source_offset").to_numpy())
-    column = pa.array(arrived_us[made_by]).cast(TIMESTAMP)
-    return rows.set_column(rows.schema.get_field_index("broker_time"), rows.schema.field("broker_time"), column)
+def _with_origin(rows: pa.Table, read: ReadRows) -> pa.Table:
+    """Let ``broker_time`` say when the record that made each row came to the broker, and name a routed one."""
+    made_by = rows.column("source_offset").to_numpy()
+    column = pa.array(read.arrived_us(made_by)).cast(TIMESTAMP)
+    rows = rows.set_column(rows.schema.get_field_index("broker_time"), rows.schema.field("broker_time"), column)
+    for name, origin in read.origins(made_by).items():
+        rows = rows.append_column(ORIGIN_COLUMNS.field(name), origin)
+    return rows
 
 
 def _from_offset(rows: pa.Table, column: str, offset: int) -> pa.Table:

@@ -155,7 +155,7 @@ def _observe(settings: Settings, workers: Supervisor, *, seconds: float, tell: T
     stream = EventStream(KEYS, events_per_s=EVENTS_PER_S)
     producer = event_producer(brokers, linger_ms=1)
     for batch in stream.fill(_FILL_ROWS):
-        send(producer, VIEW.source.topic, batch)
+        send(producer, VIEW.input.topic, batch)
         producer.flush()
     tell(f"{stream.n_rows:,} events to begin with")
     _wait_until_caught_up(brokers, workers)
@@ -184,7 +184,7 @@ def _wait_until_caught_up(brokers: str, workers: Supervisor) -> None:
     deadline_s = time.monotonic() + _TIMEOUT_S
     name = __name__.rpartition(".")[2]
     groups = {
-        f"headrace.{name}.features": VIEW.source.topic,
+        f"headrace.{name}.features": VIEW.input.topic,
         f"headrace.{name}.online": VIEW.topic,
         f"headrace.{name}.scoring.{MODEL.name}": VIEW.topic,
     }
@@ -204,7 +204,7 @@ def _produce(producer: Any, stream: EventStream, watched: Watched, seconds: floa
         for events in paced(stream, seconds=seconds):
             if time.monotonic() - began_s > _SETTLE_S:
                 watched.send(events)
-            send(producer, VIEW.source.topic, events)
+            send(producer, VIEW.input.topic, events)
             producer.poll(0)
             if ended.is_set():
                 return

@@ -81,7 +81,7 @@ class Bench:
         self._brokers = settings.address("kafka")
         self._numbers = count(1)
         self._tell = tell
-        self.topic = make_view("latest").source.topic
+        self.topic = make_view("latest").sources[0].topic
         self.n_events = n_events
         self._users = EventStream(KEYS).users[:: KEYS // WITNESSED].to_pylist()
 
@@ -156,7 +156,7 @@ class Bench:
         ]
         nothing = view.row_schema.empty_table()
         for batch in read_topic(self._brokers, self.topic):
-            witnesses[batch.partition].see(decode(batch, view.source.schema).rows, nothing)
+            witnesses[batch.partition].see(decode(batch, view.sources[0].schema).rows, nothing)
         for batch in read_topic(self._brokers, view.topic):
             witnesses[batch.partition].see_rows(decode_rows(batch.values, view.row_schema))
         return sum(witness.check() for witness in witnesses)

@@ -70,7 +70,7 @@ class LiveWorker:
             tail = telling_lines(read_lines(self._log, since_bytes=0))
             msg = f"the worker ended with exit code {exit_code(self._identity.pid)}; {self._log} ends with:\n{tail}"
             raise ServiceError(msg)
-        partitions = [TopicPartition(self.view.source.topic, number) for number in range(PARTITIONS)]
+        partitions = [TopicPartition(self.view.input.topic, number) for number in range(PARTITIONS)]
         return sum(max(0, tp.offset) for tp in self._consumer.committed(partitions, timeout=_TIMEOUT_S))
 
     def cpu_s(self) -> float:

@@ -105,7 +105,7 @@ class _Rig:
             "view": view.name,
             "view_version": view.version,
             "definition_hash": view.definition_hash,
-            "source_topic": view.source.topic,
+            "source_topic": view.input.topic,
             "source_partition": 0,
             "computed_time": time_us,
             "epoch": 1,

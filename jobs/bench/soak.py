@@ -146,7 +146,7 @@ def _soak(settings: Settings, *, rate: int, seconds: float, tell: Tell) -> tuple
     followed = Followed(stream.users.take(pa.array(range(0, KEYS, KEYS // _WITNESSED))))
     producer, ended = event_producer(brokers), threading.Event()
     with LiveWorker(settings, "soak") as worker:
-        topic = worker.view.source.topic
+        topic = worker.view.input.topic
         planned = plan_topics([worker.view], [])
         # Ten minutes of events and rows would fill a disk.
         kept = {"retention.bytes": str(_KEPT_BYTES), "segment.bytes": str(_KEPT_BYTES // 4)}

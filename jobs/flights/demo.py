@@ -26,6 +26,7 @@ from jobs.topic_reader import end_offsets
 from jobs.topics import ensure_topics, plan_topics
 from jobs.train import train_late_arrival
 from schemas.errors import ConfigError, ServiceError
+from schemas.topology import connect
 
 _REFRESH_S = 0.5
 _LINE_EVERY_S = 5.0
@@ -122,10 +123,10 @@ class Demo:
     def _prepare(self) -> None:
         views, models = list(self._application.views.values()), list(self._application.models.values())
         ensure_topics(self._brokers, plan_topics(views, models))
-        for view in views:
-            if held := sum(end_offsets(self._brokers, view.source.topic).values()):
+        for topic in connect(views).sources:
+            if held := sum(end_offsets(self._brokers, topic).values()):
                 msg = (
-                    f"topic {view.source.topic} at {self._brokers} holds {held:,} records, expected none, so that the "
+                    f"topic {topic} at {self._brokers} holds {held:,} records, expected none, so that the "
                     "sums at the end can come out; delete the topics, or unset HEADRACE_KAFKA for one of the demo's own"
                 )
                 raise ConfigError(msg)

@@ -1,9 +1,14 @@
-"""The features role: raw events in, feature rows, dead letters and state out, one Kafka transaction an epoch."""
+"""The features role: raw events in, feature rows, dead letters and state out, one Kafka transaction an epoch.
+
+Rows of sources that are not keyed by the entity go out to a repartition topic first, in the same transactions, and come
+in again from there, in this worker or another.
+"""
 
 import asyncio
 import logging
 import math
 import time
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -11,9 +16,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from schemas.errors import ConfigError, WindowingError
+from schemas.errors import WindowingError
 from schemas.row import Pane
-from schemas.source import EventSource
+from schemas.topology import connect
 from schemas.view import FeatureView
 from streams.agents.dead_letter import write_dead_letter
 from streams.agents.worker import consume, consumer_config, create_app, fail
@@ -21,7 +26,9 @@ from streams.batch import RawBatch
 from streams.lineage.openlineage import LineageEmitter
 from streams.observability.metrics import Metrics
 from streams.pipeline import PartitionPipeline, Processed, ViewStart
+from streams.repartition import Router, RouteState
 from streams.state.changelog import Changelog, ViewState, read_states
+from streams.state.route_log import count_partitions, read_routes, write_route
 from streams.transport.epoch import Epoch
 from streams.transport.options import CommittedOffset, ConsumerOptions, Partition
 from streams.wire import encode_keys, encode_rows
@@ -75,14 +82,8 @@ class FeaturesWorker:
         lineage: LineageEmitter,
         commit_interval_s: float = 0.1,
     ) -> None:
-        self._views: dict[str, list[FeatureView]] = {}
-        self._sources: dict[str, EventSource] = {}
-        for view in views:
-            topic = view.source.topic
-            if self._sources.setdefault(topic, view.source) != view.source:
-                msg = f"view {view.name} describes topic {topic} otherwise than another view; share one EventSource"
-                raise ConfigError(msg)
-            self._views.setdefault(topic, []).append(view)
+        self._topology = connect(views)
+        self._partitions: Mapping[str, int] = {}
         self._kafka = {"bootstrap.servers": brokers}
         self._metrics = metrics
         self._lineage = lineage
@@ -106,7 +107,7 @@ class FeaturesWorker:
             metrics=metrics,
             commit_interval_s=commit_interval_s,
             group=group,
-            views={topic: [view.name for view in views] for topic, views in self._views.items()},
+            views={topic: [view.name for view in read] for topic, read in self._topology.views.items()},
         )
         self._lock = self._options.lock
         self._epoch = Epoch(
@@ -115,9 +116,11 @@ class FeaturesWorker:
             group_metadata=lambda: self.app.consumer.poller.group_metadata,
             before_commit=self._write_state,
         )
-        for topic in self._sources:
+        for topic in self._topology.topics:
             consume(self.app, topic, self._handle, lock=self._lock)
-        if any(source.idle_timeout_us is not None for source in self._sources.values()):
+        # A source that is routed says how many partitions it has before any of them has a row.
+        sources = self._topology.sources.values()
+        if self._topology.routes or any(source.idle_timeout_us is not None for source in sources):
             self.app.timer(interval=_IDLE_POLL_S)(self._poll_idle)
 
     async def _handle(self, event: Any) -> None:
@@ -132,11 +135,13 @@ class FeaturesWorker:
         processed = self._pipelines[tp].process(
             batch, processing_time_us=now_us, computed_time_us=now_us, epoch=self._epoch.begin()
         )
-        for view in self._views[batch.topic]:
+        for view in self._views(batch.topic):
             await self._write_rows(view, processed.rows[view.name], partition=batch.partition)
-        await self._write_dead_letters(batch, processed.dead_letters)
+        for topic, routed in processed.routed.items():
+            await self._epoch.write_rows(topic, partition=None, keys=routed.keys, values=routed.values)
+        await self._write_dead_letters(processed)
         self._progress[tp].next_offset = batch.next_offset
-        for view in self._views[batch.topic]:
+        for view in self._views(batch.topic):
             self._lineage.batch_done(
                 "features",
                 view=view,
@@ -148,6 +153,9 @@ class FeaturesWorker:
                 started_us=now_us,
             )
         self._measure(batch, processed, computed_us=now_us, seconds=time.perf_counter() - started)
+
+    def _views(self, topic: str) -> Sequence[FeatureView]:
+        return self._topology.views.get(topic, ())
 
     async def _write_rows(self, view: FeatureView, rows: pa.Table, *, partition: int) -> None:
         await self._epoch.write_rows(
@@ -178,7 +186,10 @@ class FeaturesWorker:
             epoch=self._epoch.begin,
             is_caught_up=self.app.consumer.is_caught_up(tp),
         )
-        for view in self._views[topic]:
+        pipeline = self._pipelines[tp]
+        if any(router.has_news for router in pipeline.routers):
+            self._unwritten.add(tp)
+        for view in self._views(topic):
             if (step := steps.get(view.name)) is None:
                 continue
             self._unwritten.add(tp)
@@ -189,14 +200,15 @@ class FeaturesWorker:
                 view.name, partition=partition, watermark_us=step.marker.watermark_us, computed_time_us=now_us
             )
 
-    async def _write_dead_letters(self, batch: RawBatch, dead_letters: pa.Table) -> None:
-        if not dead_letters.num_rows:
-            return
-        positions = {int(offset): position for position, offset in enumerate(batch.offsets)}
-        source = self._sources[batch.topic]
-        for letter in dead_letters.to_pylist():
-            position = positions[letter.pop("_offset")]
-            await write_dead_letter(self._epoch, source.dead_letter_topic, batch, position, **letter)
+    async def _write_dead_letters(self, processed: Processed) -> None:
+        written: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        for letter in processed.dead_letters.to_pylist():
+            batch, position = processed.read.record(letter.pop("_offset"))
+            topic = self._topology.sources[batch.topic].dead_letter_topic
+            await write_dead_letter(self._epoch, topic, batch, position, **letter)
+            written[batch.topic][letter["reason"]] += 1
+        for source, reasons in written.items():
+            self._metrics.dead_letters(source, reasons)
 
     async def _commit(self, offsets: Mapping[Partition, int]) -> None:
         started = time.perf_counter()
@@ -221,6 +233,15 @@ class FeaturesWorker:
                 raise WindowingError(msg)
             for changelog in progress.changelogs.values():
                 await changelog.write_position(offset)
+            for router in self._pipelines[tp].routers:
+                await self._write_route(router, tp)
+
+    async def _write_route(self, router: Router, tp: Partition) -> None:
+        """Tell the partitions of a repartition topic what is new, and write how far this one has been routed."""
+        if (heartbeat := router.heartbeat()) is not None:
+            for partition in range(self._partitions[router.topic]):
+                await self._epoch.write(router.topic, key=None, value=heartbeat, partition=partition)
+        await write_route(self._epoch, router.view_input, router.state, source=tp[0], partition=tp[1])
 
     async def _release(self, _: set[Partition], __: bool) -> bool:
         async with self._lock:
@@ -237,11 +258,12 @@ class FeaturesWorker:
             self._is_released = False
 
     async def _restore(self, committed: Mapping[Partition, CommittedOffset]) -> dict[Partition, int]:
-        wanted = [(view, partition) for topic, partition in committed for view in self._views[topic]]
+        wanted = [(view, partition) for topic, partition in committed for view in self._views(topic)]
         states = await asyncio.to_thread(read_states, self._kafka, wanted, on_progress=self._tell_restore)
+        routes = await asyncio.to_thread(self._read_routes, {topic for topic, _ in committed})
         starts = {}
         for tp, found in committed.items():
-            pipeline = await asyncio.to_thread(self._restore_partition, tp, found, states)
+            pipeline = await asyncio.to_thread(self._restore_partition, tp, found, states, routes)
             self._pipelines[tp] = pipeline
             starts[tp] = pipeline.resume_offset
         return starts
@@ -249,20 +271,46 @@ class FeaturesWorker:
     def _tell_restore(self, view: str, partition: int, remaining: int) -> None:
         self._metrics.restoring(view, partition=partition, remaining=remaining)
 
+    def _read_routes(self, topics: set[str]) -> dict[tuple[str, str, int], RouteState]:
+        routed = {topic: ways for topic, ways in self._topology.routes.items() if topic in topics}
+        ways = sorted({way for ways in routed.values() for way in ways})
+        self._partitions = count_partitions(self._kafka, [*routed, *ways]) if routed else {}
+        return read_routes(self._kafka, [self._topology.inputs[way] for way in ways])
+
     def _restore_partition(
-        self, tp: Partition, committed: CommittedOffset, states: Mapping[tuple[str, int], ViewState]
+        self,
+        tp: Partition,
+        committed: CommittedOffset,
+        states: Mapping[tuple[str, int], ViewState],
+        routes: Mapping[tuple[str, str, int], RouteState],
     ) -> PartitionPipeline:
         topic, partition = tp
         starts, changelogs = {}, {}
-        for view in self._views[topic]:
+        for view in self._views(topic):
             state = states.get((view.name, partition), ViewState())
             starts[view.name] = ViewStart(parts=state.parts, emit_from=state.emitted_to, markers=state.markers)
             changelogs[view.name] = Changelog(self._epoch, view, partition=partition, state=state)
         emitted_to = {name: start.emit_from for name, start in starts.items()}
+        routers = {
+            Router(
+                self._topology.sources[topic],
+                self._topology.inputs[way],
+                partition=partition,
+                n_partitions=self._partitions[topic],
+                state=routes.get((way, topic, partition)),
+            ): self._topology.views[way]
+            for way in self._topology.routes.get(topic, ())
+        }
+        emitted_to |= {router.topic: router.next_offset for router in routers}
         # Metadata of another writer is no number; what was emitted is then the least that was rejected too.
         rejected_to = max([int(committed.metadata) if committed.metadata.isdigit() else 0, *emitted_to.values()])
         pipeline = PartitionPipeline(
-            self._sources[topic], self._views[topic], partition=partition, starts=starts, reject_from=rejected_to
+            self._topology.inputs.get(topic) or self._topology.sources[topic],
+            self._views(topic),
+            partition=partition,
+            routers=routers,
+            starts=starts,
+            reject_from=rejected_to,
         )
         self._progress[tp] = _Progress(
             next_offset=pipeline.resume_offset, rejected_to=rejected_to, changelogs=changelogs
@@ -272,8 +320,8 @@ class FeaturesWorker:
 
     def _measure(self, batch: RawBatch, processed: Processed, *, computed_us: int, seconds: float) -> None:
         self._metrics.batch_processed("features", rows=len(batch), seconds=seconds)
-        if processed.dead_letters.num_rows:
-            self._metrics.dead_letters(batch.topic, processed.dead_letters.column("reason"))
+        for topic, routed in processed.routed.items():
+            self._metrics.rows_routed(batch.topic, topic=topic, rows=len(routed.keys))
         for view, counts in processed.counts.items():
             self._metrics.rows_counted("features", view, asdict(counts))
             rows = processed.rows[view]

@@ -107,15 +107,23 @@ class Stores:
         return "file", f"{Path(root.removeprefix('file://')).absolute()}/{table}"
 
 
-def raw_topic(stores: Stores, view: FeatureView, *, partitions: Sequence[PartitionOffsets]) -> InputDataset:
-    """Describe the raw events that a view is computed from."""
-    namespace, name = stores.topic(view.source.topic)
-    facets: dict[str, DatasetFacet] = {
-        "datasetType": dataset_type_dataset.DatasetTypeDatasetFacet("TOPIC"),
-        "schema": schema_facet(view.source.schema.arrow_schema),
-        "version": dataset_version_dataset.DatasetVersionDatasetFacet(view.source.contract),
-    }
-    return InputDataset(namespace, name, facets=facets, inputFacets=_read(partitions))
+def raw_topics(stores: Stores, view: FeatureView, *, partitions: Sequence[PartitionOffsets]) -> list[InputDataset]:
+    """Describe the raw events that a view is computed from; where they come by a repartition topic, that first."""
+    described = {source.topic: (source.schema.arrow_schema, source.contract) for source in view.sources}
+    if view.input.is_repartitioned:
+        described = {view.input.topic: (view.columns, view.input.definition_hash)} | described
+    return [
+        InputDataset(
+            *stores.topic(topic),
+            facets={
+                "datasetType": dataset_type_dataset.DatasetTypeDatasetFacet("TOPIC"),
+                "schema": schema_facet(schema),
+                "version": dataset_version_dataset.DatasetVersionDatasetFacet(version),
+            },
+            inputFacets=_read(partitions) if topic == view.input.topic else {},
+        )
+        for topic, (schema, version) in described.items()
+    ]
 
 
 def feature_topic(stores: Stores, view: FeatureView, *, partitions: Sequence[PartitionOffsets]) -> InputDataset:

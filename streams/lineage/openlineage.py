@@ -35,7 +35,7 @@ from streams.lineage.dataset import (
     feature_output,
     feature_topic,
     looked_up,
-    raw_topic,
+    raw_topics,
     score_output,
 )
 
@@ -338,9 +338,10 @@ class LineageEmitter:
             lookups = [looked_up(stores, view.name, version=view.version) for view in note.model.lookups]
             output = score_output(stores, note.model, model_version=note.model_version, rows=window.output_rows)
             return [scored, *lookups], [output]
-        read = raw_topic if note.role == "features" else feature_topic
         output = feature_output(stores, note.view, role=note.role, rows=window.output_rows)
-        return [read(stores, note.view, partitions=partitions)], [output]
+        if note.role == "features":
+            return raw_topics(stores, note.view, partitions=partitions), [output]
+        return [feature_topic(stores, note.view, partitions=partitions)], [output]
 
     def _lost(self, reason: str, detail: str) -> None:
         if self._metrics is not None:

@@ -67,6 +67,11 @@ class Metrics:
             "Rows that went to a source's dead-letter topic.",
             labels=("source", "reason"),
         )
+        self._rows_routed = self._counter(
+            "headrace_repartitioned_rows_total",
+            "Rows of a source that went on to a repartition topic.",
+            labels=("source", "topic"),
+        )
         self._batch_duration = self._histogram(
             "headrace_batch_duration_seconds", "Work on one batch.", labels=("role",), buckets=DURATION_BUCKETS_S
         )
@@ -187,6 +192,10 @@ class Metrics:
             reasons = {entry["values"]: entry["counts"] for entry in pc.value_counts(reasons).to_pylist()}
         for reason, rows in reasons.items():
             self._add(self._dead_letters, rows, source, reason)
+
+    def rows_routed(self, source: str, *, topic: str, rows: int) -> None:
+        """Report rows of a source that went on to a repartition topic."""
+        self._add(self._rows_routed, rows, source, topic)
 
     def watermark(
         self, view: str, *, partition: int, watermark_us: int, computed_time_us: int, event_time_us: int | None = None

@@ -24,7 +24,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, IsolationLevel, KafkaError, KafkaException, Message
 from confluent_kafka import TopicPartition as KafkaPartition
@@ -242,8 +242,37 @@ def read_states(
         KafkaException: The broker cannot be read.
     """
     records = {(state_topic(view.name), partition): _Records(view, partition) for view, partition in wanted}
+    read_committed(kafka, records, on_progress=lambda tp, left: on_progress(records[tp].view.name, tp[1], left))
+    return {(found.view.name, found.partition): state for found in records.values() if (state := found.to_state())}
+
+
+class Records(Protocol):
+    """Takes the records of a partition as they are read."""
+
+    def add(self, message: Message) -> None:
+        """Take the next record."""
+
+
+def read_committed(
+    kafka: Mapping[str, Any],
+    records: Mapping[tuple[str, int], Records],
+    *,
+    on_progress: Callable[[tuple[str, int], int], None] = lambda *_: None,
+) -> None:
+    """Read all that was committed of some partitions. Blocks.
+
+    What another worker has in an open transaction is waited for: it may yet be committed.
+
+    Args:
+        kafka: librdkafka configuration of the client (``bootstrap.servers`` and the like).
+        records: What takes the records, by topic and partition.
+        on_progress: Told now and then of each of these how many records are still to be read, and at the end none.
+
+    Raises:
+        KafkaException: The broker cannot be read.
+    """
     if not records:
-        return {}
+        return
     ends = _end_offsets(kafka, list(records))
     consumer = Consumer(
         {
@@ -261,7 +290,6 @@ def read_states(
         _read(consumer, records, ends, on_progress)
     finally:
         consumer.close()
-    return {(found.view.name, found.partition): state for found in records.values() if (state := found.to_state())}
 
 
 def _end_offsets(kafka: Mapping[str, Any], partitions: Sequence[tuple[str, int]]) -> dict[tuple[str, int], int]:
@@ -286,9 +314,9 @@ def _end_offsets(kafka: Mapping[str, Any], partitions: Sequence[tuple[str, int]]
 
 def _read(
     consumer: Consumer,
-    records: Mapping[tuple[str, int], "_Records"],
+    records: Mapping[tuple[str, int], Records],
     ends: Mapping[tuple[str, int], int],
-    on_progress: Callable[[str, int, int], None],
+    on_progress: Callable[[tuple[str, int], int], None],
 ) -> None:
     unread = {tp for tp, end in ends.items() if end > 0}
     # A topic that was compacted begins where it was cut: what is before its first record is not to be read.
@@ -317,7 +345,7 @@ def _read(
             remaining = {tp: end - nexts.get(tp, 0) if tp in unread else 0 for tp, end in ends.items()}
             total = sum(end - firsts.get(tp, 0) for tp, end in ends.items())
             for tp, left in remaining.items():
-                on_progress(records[tp].view.name, tp[1], left)
+                on_progress(tp, left)
             logger.info(
                 "restoring: %.0f MB of state read, %.0f %%, %d of %d partitions done",
                 n_bytes / 1e6,
@@ -325,8 +353,8 @@ def _read(
                 len(ends) - len(unread),
                 len(ends),
             )
-    for tp, found in records.items():
-        on_progress(found.view.name, tp[1], 0)
+    for tp in records:
+        on_progress(tp, 0)
 
 
 @dataclass
@@ -412,7 +440,7 @@ class _Content:
 
 def _remedy(view: FeatureView) -> str:
     return (
-        f"delete {state_topic(view.name)} to compute the view again from the start of {view.source.topic}, which sends "
+        f"delete {state_topic(view.name)} to compute the view again from the start of {view.input.topic}, which sends "
         "its rows again"
     )
 

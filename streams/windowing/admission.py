@@ -111,6 +111,12 @@ class Screen:
         )
 
 
+def read_admitted(batch: pa.Table) -> Screened:
+    """Tell which records behind a repartition topic are events: they were screened before they were sent there."""
+    is_event = batch.column("_is_event").chunk(0).to_numpy(zero_copy_only=False)
+    return Screened(pc.fill_null(batch.column("_time").chunk(0), 0).to_numpy(), is_event)
+
+
 def _show(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"

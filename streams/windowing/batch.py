@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from schemas.errors import SchemaMismatchError, WindowingError
-from schemas.row import INPUT_COLUMNS
+from schemas.row import INPUT_COLUMNS, RECORD_COLUMNS
 from streams.windowing.plan import Plan
 
 
@@ -16,12 +16,15 @@ class InputBatch:
     """Rows of one partition in offset order, each column one chunk of exactly the contract's type.
 
     Attributes:
-        table: The contract's columns and ``schemas.row.INPUT_COLUMNS``.
+        table: The input's columns and ``schemas.row.INPUT_COLUMNS``; behind a repartition topic ``RECORD_COLUMNS`` too.
         offsets: ``(n_rows,)`` int64.
     """
 
     def __init__(self, batch: pa.RecordBatch | pa.Table, *, plan: Plan) -> None:
-        expected = pa.schema([*plan.view.source.schema.arrow_schema, *INPUT_COLUMNS])
+        self._input = plan.view.input
+        records = RECORD_COLUMNS if self._input.is_repartitioned else ()
+        fields = {field.name: field for field in (*self._input.columns, *INPUT_COLUMNS, *records)}
+        expected = pa.schema(fields.values())
         columns = [_column(batch, field) for field in expected]
         self.table = pa.Table.from_arrays(columns, schema=expected)
         if self.table.column("_offset").null_count:
@@ -42,6 +45,12 @@ class InputBatch:
             came_after = self.offsets[row - 1] if row else last_offset
             msg = f"offset {self.offsets[row]} came after {came_after}, expected rising offsets; seek past the last one"
             raise WindowingError(msg)
+
+    @property
+    def event_ids(self) -> pa.Array:
+        """Event id of each row, by which copies are found."""
+        name = "_event_id" if self._input.is_repartitioned else self._input.sources[0].event_id
+        return self.table.column(name).chunk(0)
 
     def request_ids(self, rows: npt.NDArray[np.int64], *, prefix: str) -> pa.Array:
         """Request id of each of these rows: its own, else ``prefix`` and the offset."""

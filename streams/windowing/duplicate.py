@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from schemas.time import MINUS_INFINITY_US
 from streams.windowing.bucket import buckets_of_numbers
 from streams.windowing.segment import Bools, Ints
 from streams.windowing.snapshot import PartKind, Selection
@@ -47,7 +48,7 @@ class DuplicateMemory:
         time_us: Ints,
         *,
         watermark_us: Ints,
-        start_us: int,
+        start_us: int | None,
         is_rejected: Bools,
         is_late: Callable[[int, int], bool],
     ) -> Bools:
@@ -60,7 +61,7 @@ class DuplicateMemory:
             ids: Event id of each row, in offset order.
             time_us: Event times.
             watermark_us: What each row alone would raise the watermark to.
-            start_us: Watermark before the first row.
+            start_us: Watermark before the first row; None where ``watermark_us`` is what each row is judged against.
             is_rejected: Rows that are rejected for another reason.
             is_late: Tells whether a row with this event time is late under this watermark.
         """
@@ -69,10 +70,11 @@ class DuplicateMemory:
         if not len(rows):
             return is_duplicate
         alone = watermark_us.copy()
-        alone[rows] = start_us
-        alone[is_rejected] = start_us
-        alone = np.maximum.accumulate(np.maximum(alone, start_us))
-        highest = start_us
+        if start_us is not None:
+            alone[rows] = start_us
+            alone[is_rejected] = start_us
+            alone = np.maximum.accumulate(np.maximum(alone, start_us))
+        highest = MINUS_INFINITY_US if start_us is None else start_us
         seen: dict[Any, list[int]] = {}
         for row in rows[~is_rejected[rows]].tolist():
             event_id, time = ids[row].as_py(), int(time_us[row])
@@ -82,7 +84,7 @@ class DuplicateMemory:
                 is_duplicate[row] = True
             elif not is_late(time, before):
                 seen.setdefault(event_id, []).append(time)
-                highest = max(highest, int(watermark_us[row]))
+                highest = before if start_us is None else max(highest, int(watermark_us[row]))
         return is_duplicate
 
     def may_repeat(self, ids: pa.Array) -> bool:

@@ -15,11 +15,12 @@ from schemas.errors import WindowingError
 from schemas.row import Pane
 from schemas.time import END_OF_TIME_US, MINUS_INFINITY_US
 from schemas.view import FeatureView
-from streams.windowing.admission import Rejections, Screen
+from streams.windowing.admission import Rejections, Screen, read_admitted
 from streams.windowing.batch import InputBatch
 from streams.windowing.bucket import N_BUCKETS
 from streams.windowing.duplicate import DuplicateMemory
 from streams.windowing.idleness import IdleClock
+from streams.windowing.input_watermark import InputWatermarks
 from streams.windowing.intake import Intake, Taken
 from streams.windowing.plan import compile_view
 from streams.windowing.result import StepCounts, StepResult, WatermarkMarker
@@ -55,13 +56,19 @@ class WindowEngine:
         self._n_changes = 0
         self._has_untold = False
         self._plan = compile_view(view)
-        self._screen = Screen(view.source, key=view.entity.key)
-        self._idle = IdleClock(timeout_us=view.source.idle_timeout_us, is_advancing=view.source.idle_advance)
+        self._inputs: InputWatermarks | None = None
+        if view.input.is_repartitioned:
+            self._inputs = InputWatermarks([source.topic for source in view.sources])
+        source = view.sources[0]
+        self._screen = Screen(source, key=view.entity.key)
+        # Behind a repartition topic, whoever reads a source says when it is idle.
+        timeout_us = None if self._inputs is not None else source.idle_timeout_us
+        self._idle = IdleClock(timeout_us=timeout_us, is_advancing=source.idle_advance)
         self._duplicates = None
-        if (window_us := view.source.dedup_window_us) is not None:
+        if (window_us := view.input.dedup_window_us) is not None:
             reach_us = self._plan.reach_us + self._plan.allowed_lateness_us
             self._duplicates = DuplicateMemory(window_us=window_us, reach_us=reach_us)
-        prefix = f"{view.source.topic}-{source_partition}-"
+        prefix = f"{view.input.topic}-{source_partition}-"
         make_intake = SlidingIntake if view.gap_us is None else SessionIntake
         self._intake: Intake = make_intake(self._plan, prefix=prefix, duplicates=self._duplicates)
 
@@ -69,7 +76,8 @@ class WindowEngine:
         """Take in a batch of rows in offset order.
 
         Args:
-            batch: The contract's columns and ``schemas.row.INPUT_COLUMNS``.
+            batch: The input's columns and ``schemas.row.INPUT_COLUMNS``; behind a repartition topic ``RECORD_COLUMNS``
+                too, of rows that have been admitted before they were sent there.
             processing_time_us: When the batch was received; only idleness depends on it.
 
         Raises:
@@ -79,13 +87,20 @@ class WindowEngine:
         rows = InputBatch(batch, plan=self._plan)
         rows.check_order(self.last_offset)
         rejections = Rejections()
-        screened = self._screen.check(rows.table, rejections)
+        moved_us = None
+        if self._inputs is None:
+            screened = self._screen.check(rows.table, rejections)
+        else:
+            screened = read_admitted(rows.table)
+            if len(rows.offsets):
+                moved_us = self._inputs.move(rows.table, watermark_us=self.watermark_us)
         with np.errstate(all="ignore"):
             taken = self._intake.take_in(
                 rows,
                 np.flatnonzero(screened.is_admissible),
                 screened.time_us,
                 watermark_us=self.watermark_us,
+                moved_us=moved_us,
                 rejections=rejections,
             )
         self.watermark_us = taken.watermark_us
@@ -209,8 +224,9 @@ class WindowEngine:
         content = self._intake.write(selection)
         content.facts |= {"watermark_us": self.watermark_us, "last_offset": self.last_offset}
         if self._duplicates is not None:
-            id_type = self.view.source.schema.arrow_schema.field(self.view.source.event_id).type
-            content.tables["duplicates"] = self._duplicates.write(selection, id_type)
+            content.tables["duplicates"] = self._duplicates.write(selection, self.view.input.event_id_type)
+        if self._inputs is not None:
+            content.facts["inputs"] = self._inputs.inputs()
         header = PartHeader(kind=selection.kind, number=self._n_changes, bucket=selection.bucket)
         return write_part(header, content, identity=self._identity())
 
@@ -250,6 +266,8 @@ class WindowEngine:
         if (newest := next(contents, None)) is None:
             return
         self.watermark_us, self.last_offset = newest.facts["watermark_us"], newest.facts["last_offset"]
+        if self._inputs is not None:
+            self._inputs.read(newest.facts["inputs"])
         self._intake.read(map(self._read_shared, chain([newest], contents)), watermark_us=self.watermark_us)
         if self._duplicates is not None:
             self._duplicates.mark_told()
@@ -264,6 +282,6 @@ class WindowEngine:
         return {
             "view": self.view.name,
             "definition_hash": self.view.definition_hash,
-            "topic": self.view.source.topic,
+            "topic": self.view.input.topic,
             "partition": str(self.source_partition),
         }

@@ -42,7 +42,14 @@ class Intake(Protocol):
     """State of a view over one partition, and how rows get into it."""
 
     def take_in(
-        self, batch: InputBatch, candidates: Ints, time_us: Ints, *, watermark_us: int, rejections: Rejections
+        self,
+        batch: InputBatch,
+        candidates: Ints,
+        time_us: Ints,
+        *,
+        watermark_us: int,
+        moved_us: Ints | None,
+        rejections: Rejections,
     ) -> Taken:
         """Judge rows in offset order against the watermark, reject or admit each, and give what they fire.
 
@@ -51,6 +58,8 @@ class Intake(Protocol):
             candidates: Positions of the rows that passed the screen.
             time_us: Event time of each row of the batch.
             watermark_us: Watermark before the batch.
+            moved_us: Where each record of the batch moves it to, before it is judged; None where rows move it by their
+                own times. At least one record then.
             rejections: Where rejected rows are added.
         """
 
@@ -132,9 +141,12 @@ def _without_non_finite(column: pa.Array) -> pa.Array:
     return pc.if_else(is_finite, column, pa.scalar(None, column.type))
 
 
-def explain_duplicate(view: FeatureView, row: int, event_id: object, rejections: Rejections) -> None:
+def explain_duplicate(view: FeatureView, row: int, batch: InputBatch, rejections: Rejections) -> None:
     """Reject a row that repeats an admitted one."""
-    source = view.source
+    source = view.sources[0]
+    if view.input.is_repartitioned:
+        source = view.input.source(batch.table.column("_source")[row].as_py())
+    event_id = batch.table.column(source.event_id)[row].as_py()
     detail = f"`{source.event_id}` {event_id!r} was admitted before, less than {source.dedup_window} apart"
     rejections.add(row, Reason.DUPLICATE, detail)
 

@@ -17,28 +17,33 @@ import numpy as np
 
 from streams.windowing.plan import Plan
 from streams.windowing.segment import Bools, Ints, expand, find_segments, scan, search, stable_argsort
+from streams.windowing.watermark_path import WatermarkPath
 
 
 @dataclass(frozen=True)
 class WatermarkSteps:
-    """The watermark over a batch, in numbers of window ends; one step for each admitted row.
+    """The watermark over a batch, in numbers of window ends (see :class:`WatermarkPath`).
 
     Attributes:
-        reached_before: Newest end reached before each row.
-        reached_after: Newest end reached after each row.
-        expired_before: Newest end expired before each row.
-        expired_after: Newest end expired after each row.
+        reached_start: Newest end reached before the batch.
+        reached_before: Newest end reached when each row was judged.
+        reached_after: Newest end reached after each step.
+        expired_before: Newest end expired when each row was judged.
+        expired_after: Newest end expired after each step.
+        n_shown: Number of rows that what each step closes shows.
     """
 
+    reached_start: int
     reached_before: Ints
     reached_after: Ints
     expired_before: Ints
     expired_after: Ints
+    n_shown: Ints
 
     @property
     def has_tick(self) -> bool:
         """Whether the watermark passes a multiple of the slide."""
-        return bool(self.reached_after[-1] > self.reached_before[0])
+        return bool(self.reached_after[-1] > self.reached_start)
 
     def firing_step(self, ends: Ints) -> Ints:
         """First step after which these ends are reached; the number of steps for those that are not."""
@@ -53,13 +58,15 @@ class WatermarkSteps:
         return search(self.expired_before, ends) - 1
 
 
-def watermark_steps(plan: Plan, before_us: Ints, after_us: Ints) -> WatermarkSteps:
+def watermark_steps(plan: Plan, path: WatermarkPath) -> WatermarkSteps:
     """Count a batch's watermarks in window ends."""
     return WatermarkSteps(
-        reached_before=plan.reached_ends(before_us),
-        reached_after=plan.reached_ends(after_us),
-        expired_before=plan.expired_ends(before_us),
-        expired_after=plan.expired_ends(after_us),
+        reached_start=int(plan.reached_ends(np.array([path.start_us]))[0]),
+        reached_before=plan.reached_ends(path.before_us),
+        reached_after=plan.reached_ends(path.after_us),
+        expired_before=plan.expired_ends(path.before_us),
+        expired_after=plan.expired_ends(path.after_us),
+        n_shown=path.n_shown,
     )
 
 

@@ -155,7 +155,7 @@ class Plan:
 
 def compile_view(view: FeatureView) -> Plan:
     """Compile a view; its definition has been checked when it was made."""
-    columns = view.source.schema.arrow_schema
+    columns = view.columns
     types, definitions = view.feature_schema, view.definitions
     texts = list(dict.fromkeys(f.where for f in definitions.values() if f.where is not None))
     slide_us = view.slide_us or 0

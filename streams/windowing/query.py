@@ -8,25 +8,24 @@ import pyarrow as pa
 from streams.windowing.columns import BatchColumns
 from streams.windowing.pane import Panes
 from streams.windowing.segment import Bools, Ints
+from streams.windowing.watermark_path import WatermarkPath
 from streams.windowing.window_column import WindowRows
 from streams.windowing.windowless_column import WindowlessRows
 
 
 @dataclass(frozen=True)
 class AdmittedRows:
-    """The admitted rows of a batch, in offset order; or none, and a single step of the watermark.
+    """The admitted rows of a batch, in offset order; or none, and steps of the watermark alone.
 
     Attributes:
-        table: Columns of the contract.
+        table: Columns of the input; None for no rows.
         time_us: ``(n_rows,)`` event times.
-        before_us: Watermark before each row (or step).
-        after_us: Watermark after it.
+        path: The watermark over them.
     """
 
     table: pa.Table | None
     time_us: Ints
-    before_us: Ints
-    after_us: Ints
+    path: WatermarkPath
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,7 @@ class OutputRows:
     """Rows of output in their order, yet without what the engine knows of their makers.
 
     Attributes:
-        maker: Position among the admitted rows (or steps) of the row that made it.
+        maker: Step of the watermark at which it was made (see :class:`WatermarkPath`).
         columns: Arrays by name, for the entity key, the features and the engine's columns that are known here.
     """
 
@@ -48,21 +47,30 @@ class Queries:
 
     Attributes:
         panes: Key and window end.
-        maker: Row (or step) that makes it.
-        as_of: Row as of which its windows are read: ``maker``, or an earlier one for a pane that expired before.
+        maker: Step at which it is made.
+        row: Newest row that it shows, -1 for none of the batch.
+        as_of: Row as of which its windows are read: ``row``, or an earlier one for a pane that expired before.
         kind: Code of its :class:`Pane`.
         index: Its pane index.
     """
 
     panes: Panes
     maker: Ints
+    row: Ints
     as_of: Ints
     kind: Ints
     index: Ints
 
     def take(self, rows: Ints | Bools) -> "Queries":
         """Some of them."""
-        return Queries(self.panes.take(rows), self.maker[rows], self.as_of[rows], self.kind[rows], self.index[rows])
+        return Queries(
+            self.panes.take(rows),
+            self.maker[rows],
+            self.row[rows],
+            self.as_of[rows],
+            self.kind[rows],
+            self.index[rows],
+        )
 
 
 @dataclass(frozen=True)

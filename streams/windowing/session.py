@@ -29,6 +29,7 @@ from streams.windowing.query import OutputRows
 from streams.windowing.register import CellReads, CellRows
 from streams.windowing.segment import Bools, Ints, find_segments, search, stable_argsort
 from streams.windowing.session_layout import EARLY, KINDS, NO_SESSIONS, Firings, Layout, Sessions
+from streams.windowing.watermark_path import WatermarkPath
 from streams.windowing.windowless_column import WindowlessColumns, WindowlessRows
 
 _NOTHING: Final[Ints] = np.empty(0, dtype=np.int64)
@@ -44,15 +45,13 @@ class SessionRows:
         table: Columns of the contract, None for a step.
         key: Number of the key of each row.
         time_us: Event times.
-        before_us: Watermark before each row or step.
-        after_us: Watermark after it.
+        path: The watermark over them.
     """
 
     table: pa.Table | None
     key: Ints
     time_us: Ints
-    before_us: Ints
-    after_us: Ints
+    path: WatermarkPath
 
 
 @dataclass(frozen=True)
@@ -79,7 +78,7 @@ class SessionState:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.pools = Pools(plan)
-        self.keys = KeyTable(plan.view.source.schema.arrow_schema.field(plan.key).type)
+        self.keys = KeyTable(plan.view.columns.field(plan.key).type)
         self.windowless = WindowlessColumns(plan, pools=self.pools)
         self.features = [f for f in plan.features if f.scope is Scope.WINDOW]
         self.bank = CellBank(self.features, pools=self.pools)
@@ -137,7 +136,7 @@ class SessionState:
             order = stable_argsort(rows.key, self.keys.capacity)
             starts, lengths = find_segments(rows.key[order])
             key_rows = KeyRows(order, starts, lengths, rows.key[order[starts]], rows.time_us[order])
-            windowless = self.windowless.scan(columns, key_rows, watermark_us=rows.before_us[order])
+            windowless = self.windowless.scan(columns, key_rows, watermark_us=rows.path.before_us[order])
         turn = layout.turns
         distinct, place = np.unique(layout.row.node, return_inverse=True)
         turns = np.array([turn.get(cell, 0) for cell in distinct.tolist()], dtype=np.int64) if turn else 0 * distinct
@@ -166,7 +165,7 @@ class SessionState:
     def _reached(self, layout: Layout, rows: SessionRows) -> Sessions:
         """Sessions that no row of the batch is near and whose ends the watermark reaches in it."""
         end_us = self.cells.end_us
-        is_due = self.is_live & (end_us > rows.before_us[0]) & (end_us <= rows.after_us[-1])
+        is_due = self.is_live & (end_us > rows.path.start_us) & (end_us <= rows.path.end_us)
         is_due[layout.near] = False
         return self.cells.take(np.flatnonzero(is_due))
 
@@ -183,24 +182,26 @@ class SessionState:
             early = early[newest[rows.key] == early]
         n_early = np.full(len(early), 2), np.full(len(early), EARLY)
         queries = firings.joined(Firings(layout.row.take(early), early, *n_early, early))
-        maker = np.where(queries.maker < 0, search(rows.after_us, queries.sessions.end_us), queries.maker)
-        is_on_time = queries.phase == 1
+        path, is_on_time = rows.path, queries.phase == 1
+        steps = np.append(path.step, -1)[queries.maker]
+        maker = np.where(queries.maker < 0, search(path.after_us, queries.sessions.end_us), steps)
+        newest_row = np.where(queries.maker < 0, path.n_shown[maker] - 1, queries.maker)
         rank = np.where(is_on_time, self.keys.ranks(queries.sessions.key), 0) if len(firings.maker) else 0 * maker
         end_us = np.where(is_on_time, queries.sessions.end_us, 0)
         order = np.lexsort((rank, end_us, queries.phase, maker))
-        queries, maker = queries.take(order), maker[order]
+        queries, maker, newest_row = queries.take(order), maker[order], newest_row[order]
         shown, is_early = queries.sessions, queries.kind == EARLY
-        watermark_us = rows.after_us[maker]
+        watermark_us = path.after_us[maker]
         at_us = shown.end_us.copy()
-        at_us[is_early] = rows.time_us[maker[is_early]]
-        columns = {plan.key: self._keys_of(shown.key, maker, is_early, rows)}
+        at_us[is_early] = rows.time_us[newest_row[is_early]]
+        columns = {plan.key: self._keys_of(shown.key, newest_row, is_early, rows)}
         reads = self._reads(queries, at_us, scanned)
         columns |= self.bank.read(self.features, reads, scanned.aggregates)
-        versions = self.windowless.versions(shown.key, maker, scanned.windowless)
+        versions = self.windowless.versions(shown.key, newest_row, scanned.windowless)
         columns |= self.windowless.read(
             shown.key, versions, at_us=at_us, watermark_us=watermark_us, batch=scanned.windowless
         )
-        own = pa.array(maker, pa.int64(), mask=~is_early)
+        own = pa.array(newest_row, pa.int64(), mask=~is_early)
         for feature in plan.features:
             if feature.scope is Scope.EVENT:
                 values = rows.table.column(feature.column).combine_chunks() if rows.table is not None else None
@@ -218,12 +219,12 @@ class SessionState:
         }
         return OutputRows(maker, columns)
 
-    def _keys_of(self, key: Ints, maker: Ints, is_early: Bools, rows: SessionRows) -> pa.Array:
+    def _keys_of(self, key: Ints, row: Ints, is_early: Bools, rows: SessionRows) -> pa.Array:
         """Entity keys: of as-of rows straight from the batch, of closing panes from the key table."""
         if rows.table is None or not is_early.any():
             return self.keys.to_arrow(key)
         given = rows.table.column(self.plan.key).combine_chunks()
-        source, closing = maker.copy(), np.flatnonzero(~is_early)
+        source, closing = row.copy(), np.flatnonzero(~is_early)
         source[closing] = len(given) + np.arange(len(closing))
         known = self.keys.to_arrow(key[closing])
         return (pa.concat_arrays([given, known]) if len(closing) else given).take(pa.array(source))
@@ -267,7 +268,7 @@ class SessionState:
         self.is_live[touched] = False
         self.is_live[left.node] = True
         self.cells.assign(left)
-        after_us = int(rows.after_us[-1])
+        after_us = rows.path.end_us
         self._drop(was_live, after_us)
         self._n_since_sweep += len(rows.key)
         if self._n_since_sweep >= max(_FIRST_CAPACITY, len(self.keys)):

@@ -23,6 +23,7 @@ from streams.windowing.session_overflow import SessionOverflowGuard, SessionSums
 from streams.windowing.session_part import read_sessions, write_sessions
 from streams.windowing.session_walk import SessionWalk
 from streams.windowing.snapshot import Content, Selection
+from streams.windowing.watermark_path import WatermarkPath
 
 _MOST_TURNS: Final = 32
 """So many mergers may follow upon each other in a session within a batch: each costs a scan of its own."""
@@ -65,6 +66,28 @@ class _Candidates:
     held: Sessions
 
 
+@dataclass(frozen=True)
+class _Moves:
+    """Where the records of a batch move the watermark to, from one of them on and until another."""
+
+    all_us: Ints
+    start: int
+    stop: int
+
+    @property
+    def moved_us(self) -> Ints:
+        return self.all_us[self.start : self.stop]
+
+    def at(self, records: Ints) -> Ints:
+        return self.all_us[records]
+
+    def until(self, record: int) -> "_Moves":
+        return _Moves(self.all_us, self.start, record)
+
+    def since(self, record: int) -> "_Moves":
+        return _Moves(self.all_us, record, self.stop)
+
+
 class SessionIntake:
     """State of a session view, and how rows get into it."""
 
@@ -74,17 +97,30 @@ class SessionIntake:
         self._guard = SessionOverflowGuard(plan, state=self._state)
         self._output = OutputTable(plan, prefix=prefix)
         self._duplicates = duplicates
-        self._out_of_orderness_us = plan.view.source.max_out_of_orderness_us
+        self._out_of_orderness_us = plan.view.input.max_out_of_orderness_us
 
     def take_in(
-        self, batch: InputBatch, candidates: Ints, time_us: Ints, *, watermark_us: int, rejections: Rejections
+        self,
+        batch: InputBatch,
+        candidates: Ints,
+        time_us: Ints,
+        *,
+        watermark_us: int,
+        moved_us: Ints | None,
+        rejections: Rejections,
     ) -> Taken:
         """Judge, reject or admit each row (see :class:`streams.windowing.intake.Intake`)."""
         parts: list[Taken] = []
         size = len(candidates)
+        moves = None if moved_us is None else _Moves(moved_us, 0, len(moved_us))
         while True:
-            n_rows, taken = self._take_in(batch, candidates[:size], time_us, watermark_us, rejections)
+            within = moves if moves is None or size >= len(candidates) else moves.until(int(candidates[size]))
+            n_rows, taken = self._take_in(
+                batch, candidates[:size], time_us, watermark_us, moves=within, rejections=rejections
+            )
             parts.append(taken)
+            if moves is not None and n_rows < len(candidates):
+                moves = moves.since(int(candidates[n_rows]))
             watermark_us = taken.watermark_us
             if n_rows == len(candidates):
                 return parts[0] if len(parts) == 1 else self._joined(parts)
@@ -104,7 +140,14 @@ class SessionIntake:
         return Taken(rows=rows, watermark_us=parts[-1].watermark_us, admitted=sum(part.admitted for part in parts))
 
     def _take_in(
-        self, batch: InputBatch, candidates: Ints, time_us: Ints, watermark_us: int, rejections: Rejections
+        self,
+        batch: InputBatch,
+        candidates: Ints,
+        time_us: Ints,
+        watermark_us: int,
+        *,
+        moves: _Moves | None,
+        rejections: Rejections,
     ) -> tuple[int, Taken]:
         """Take in these rows, or the first of them, and say how many."""
         given = self._candidates(batch, candidates, time_us[candidates], watermark_us)
@@ -112,9 +155,12 @@ class SessionIntake:
         while True:
             is_overflow = np.zeros(len(candidates), dtype=np.bool_)
             is_overflow[list(overflows)] = True
-            judged = self._judge(given, watermark_us, is_overflow)
+            judged = self._judge(given, watermark_us, moves, is_overflow)
             if (n_rows := judged.layout.n_rows_within(_MOST_TURNS)) < len(candidates):
-                return self._take_in(batch, candidates[:n_rows], time_us, watermark_us, rejections)
+                within = None if moves is None else moves.until(int(candidates[n_rows]))
+                return self._take_in(
+                    batch, candidates[:n_rows], time_us, watermark_us, moves=within, rejections=rejections
+                )
             is_admitted = ~(judged.layout.is_late | judged.is_duplicate | is_overflow)
             admitted = candidates[is_admitted]
             table = take_rows(batch.table, admitted)
@@ -124,19 +170,22 @@ class SessionIntake:
                 break
             overflows[int(np.flatnonzero(is_admitted)[overflow[0]])] = overflow[1]
         self._explain(batch, given, judged, overflows, rejections)
-        if not len(admitted):
+        if not len(admitted) and moves is None:
             nothing = self._plan.view.engine_schema.empty_table()
             return len(candidates), Taken(rows=nothing, watermark_us=watermark_us)
         times_us = given.time_us[is_admitted]
-        watermark_us = int(judged.after_us[-1])
+        if moves is None:
+            path = WatermarkPath.by_rows(judged.before_us[is_admitted], judged.after_us[is_admitted])
+        else:
+            path = WatermarkPath.by_records(watermark_us, moves.moved_us, admitted - moves.start)
+        watermark_us = path.end_us
         if self._duplicates is not None and given.ids is not None:
             self._duplicates.add(given.ids.filter(pa.array(is_admitted)).to_pylist(), times_us.tolist())
             self._duplicates.forget(watermark_us)
-        rows = SessionRows(
-            table, given.key[is_admitted], times_us, judged.before_us[is_admitted], judged.after_us[is_admitted]
-        )
+        rows = SessionRows(table if len(admitted) else None, given.key[is_admitted], times_us, path)
         output = self._state.process(rows, judged.layout.without(~is_admitted), emit=self._plan.view.emit)
-        made = self._output.of_batch(output.columns, admitted[output.maker], batch)
+        makers = admitted[output.maker] if moves is None else moves.start + output.maker
+        made = self._output.of_batch(output.columns, makers, batch)
         return len(candidates), Taken(rows=made, watermark_us=watermark_us, admitted=len(admitted))
 
     def _candidates(self, batch: InputBatch, rows: Ints, time_us: Ints, watermark_us: int) -> _Candidates:
@@ -144,26 +193,31 @@ class SessionIntake:
         ids = self._state.keys.intern(encoded.dictionary)
         key = ids[encoded.indices.to_numpy()] if len(rows) else _NO_ROWS
         event_ids = None
-        if (name := self._plan.view.source.event_id) is not None:
-            event_ids = batch.table.column(name).combine_chunks().take(pa.array(rows))
+        if self._duplicates is not None:
+            event_ids = batch.event_ids.take(pa.array(rows))
         return _Candidates(rows, key, time_us, event_ids, self._state.held(ids, watermark_us=watermark_us))
 
-    def _judge(self, given: _Candidates, watermark_us: int, is_overflow: Bools) -> _Judged:
+    def _judge(self, given: _Candidates, watermark_us: int, moves: _Moves | None, is_overflow: Bools) -> _Judged:
         """Judge each row against the watermark before it; a row that is rejected moves it for nobody.
 
         A late row needs no care: its session would end at or before the watermark, so its event time is before it too.
         """
         if self._duplicates is not None and given.ids is not None and self._duplicates.may_repeat(given.ids):
-            return self._judge_copies(given, given.ids, watermark_us, is_overflow, memory=self._duplicates)
-        alone_us = np.where(is_overflow, watermark_us, given.time_us - self._out_of_orderness_us)
-        after_us = np.maximum.accumulate(np.maximum(alone_us, watermark_us))
-        edges_us = np.concatenate([[watermark_us], after_us]).astype(np.int64)
+            return self._judge_copies(given, given.ids, watermark_us, moves, is_overflow, memory=self._duplicates)
+        if moves is None:
+            alone_us = np.where(is_overflow, watermark_us, given.time_us - self._out_of_orderness_us)
+            after_us = np.maximum.accumulate(np.maximum(alone_us, watermark_us))
+            edges_us = np.concatenate([[watermark_us], after_us]).astype(np.int64)
+        else:
+            after_us = moves.at(given.rows)
+            edges_us = np.append(after_us, moves.moved_us[-1])
         kept = np.flatnonzero(~is_overflow)
         layout = lay_out(
             given.key[kept],
             given.time_us[kept],
             np.append(edges_us[:-1][kept], edges_us[-1]),
             given.held,
+            start_us=watermark_us,
             gap_us=self._plan.gap_us,
             allowed_lateness_us=self._plan.allowed_lateness_us,
             first_node=self._state.capacity,
@@ -172,7 +226,14 @@ class SessionIntake:
         return _Judged(edges_us[:-1], after_us, is_duplicate, layout.among(kept, given.key))
 
     def _judge_copies(
-        self, given: _Candidates, ids: pa.Array, watermark_us: int, is_overflow: Bools, *, memory: DuplicateMemory
+        self,
+        given: _Candidates,
+        ids: pa.Array,
+        watermark_us: int,
+        moves: _Moves | None,
+        is_overflow: Bools,
+        *,
+        memory: DuplicateMemory,
     ) -> _Judged:
         """Judge rows one by one, where whether one is a copy hangs on whether another one was admitted."""
         n_rows = len(given.rows)
@@ -187,7 +248,9 @@ class SessionIntake:
         hold(walk, given.held, groups=given.held.key, watermark_us=watermark_us)
         seen: defaultdict[object, list[int]] = defaultdict(list)
         columns = zip(given.key.tolist(), given.time_us.tolist(), ids.to_pylist(), is_overflow.tolist(), strict=True)
+        moved_us = None if moves is None else moves.at(given.rows).tolist()
         for row, (key, time_us, event_id, overflows) in enumerate(columns):
+            watermark_us = watermark_us if moved_us is None else moved_us[row]
             before_us[row] = watermark_us
             if not overflows:
                 is_duplicate[row] = event_id is not None and memory.is_duplicate(
@@ -197,10 +260,12 @@ class SessionIntake:
                     pass
                 elif walk.add(row, group=key, key=key, time_us=time_us, before_us=watermark_us):
                     seen[event_id].append(time_us)
-                    watermark_us = max(watermark_us, time_us - self._out_of_orderness_us)
+                    if moves is None:
+                        watermark_us = max(watermark_us, time_us - self._out_of_orderness_us)
                 else:
                     layout.is_late[row] = True
             after_us[row] = watermark_us
+        watermark_us = watermark_us if moves is None else int(moves.moved_us[-1])
         return _Judged(before_us, after_us, is_duplicate, with_walk(layout, walk, watermark_us=watermark_us))
 
     def _first_overflow(
@@ -228,7 +293,7 @@ class SessionIntake:
         view = self._plan.view
         for position in np.flatnonzero(judged.is_duplicate).tolist():
             row = int(given.rows[position])
-            explain_duplicate(view, row, batch.table.column(view.source.event_id)[row].as_py(), rejections)
+            explain_duplicate(view, row, batch, rejections)
         for position in np.flatnonzero(judged.layout.is_late).tolist():
             time_us, before_us = int(given.time_us[position]), int(judged.before_us[position])
             explain_late(view, int(given.rows[position]), time_us, before_us, rejections)
@@ -237,7 +302,7 @@ class SessionIntake:
 
     def advance(self, *, before_us: int, after_us: int, last_offset: int | None) -> pa.Table:
         """Move the watermark without a row and give what that fires."""
-        step = SessionRows(None, _NO_ROWS, _NO_ROWS, np.array([before_us]), np.array([after_us]))
+        step = SessionRows(None, _NO_ROWS, _NO_ROWS, WatermarkPath.single(before_us, after_us))
         output = self._state.process(step, NO_LAYOUT, emit="on_close")
         return self._output.of_step(output.columns, last_offset=last_offset)
 

@@ -226,15 +226,24 @@ def find_clusters(key: Ints, time_us: Ints, held: Sessions, *, gap_us: int) -> C
 
 
 def lay_out(
-    key: Ints, time_us: Ints, before_us: Ints, held: Sessions, *, gap_us: int, allowed_lateness_us: int, first_node: int
+    key: Ints,
+    time_us: Ints,
+    before_us: Ints,
+    held: Sessions,
+    *,
+    start_us: int,
+    gap_us: int,
+    allowed_lateness_us: int,
+    first_node: int,
 ) -> Layout:
     """Lay a batch out whose rows are all admitted, or late.
 
     Args:
         key: Position of the key of each row.
         time_us: Event times.
-        before_us: Watermark before each row, and at the end the one after the last.
-        held: Live sessions of these keys; they have not expired before the first row.
+        before_us: Watermark that each row is judged against, and at the end the one after the batch.
+        held: Live sessions of these keys; they had not expired before the batch.
+        start_us: Watermark before the batch.
         gap_us: Gap of the view.
         allowed_lateness_us: Allowed lateness of the view.
         first_node: Number from which on cells are new.
@@ -252,9 +261,9 @@ def lay_out(
     base_start[has_held], base_end[has_held] = own.start_us, own.end_us
 
     times, judged = time_us[order], before_us[:-1][order]
-    start_us = scan(np.minimum, base_start, times, starts=starts, lengths=lengths)
-    end_us = scan(np.maximum, base_end, times + gap_us, starts=starts, lengths=lengths)
-    old_start, old_end = _previous(start_us, base_start, starts), _previous(end_us, base_end, starts)
+    starts_us = scan(np.minimum, base_start, times, starts=starts, lengths=lengths)
+    ends_us = scan(np.maximum, base_end, times + gap_us, starts=starts, lengths=lengths)
+    old_start, old_end = _previous(starts_us, base_start, starts), _previous(ends_us, base_end, starts)
     is_opening = old_end == -FAR_US
     joins = (times < old_end) & (times + gap_us > old_start) & (old_end > judged)
     is_plain_row = np.where(is_opening, times + gap_us > judged, joins)
@@ -267,7 +276,7 @@ def lay_out(
     opens = np.flatnonzero(is_plain & ~has_held)
     node[opens] = first_node + np.arange(len(opens))
     zeros = np.zeros(len(order), dtype=np.int64)
-    row = Sessions(np.repeat(node, lengths), key[order], start_us, end_us, zeros)
+    row = Sessions(np.repeat(node, lengths), key[order], starts_us, ends_us, zeros)
     last = starts + lengths - 1
     ended = row.take(last[is_plain])
     is_reached = ended.end_us <= before_us[-1]
@@ -283,7 +292,7 @@ def lay_out(
     is_walked[cluster[~is_plain]] = True
     walk = SessionWalk(gap_us=gap_us, allowed_lateness_us=allowed_lateness_us, first_node=first_node + len(opens))
     of_held = is_walked[clusters.of_held]
-    hold(walk, held.take(of_held), groups=clusters.of_held[of_held], watermark_us=int(before_us[0]))
+    hold(walk, held.take(of_held), groups=clusters.of_held[of_held], watermark_us=start_us)
     # Row by row: which session each falls into hangs on the rows before it (some 5 us a row).
     walked = np.flatnonzero(is_walked[clusters.of_row])
     columns = walked, clusters.of_row[walked], key[walked], time_us[walked], before_us[walked]

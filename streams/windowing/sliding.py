@@ -59,7 +59,7 @@ class SlidingState:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.pools = Pools(plan)
-        self.keys = KeyTable(plan.view.source.schema.arrow_schema.field(plan.key).type)
+        self.keys = KeyTable(plan.view.columns.field(plan.key).type)
         self.windows = WindowColumns(plan, pools=self.pools)
         self.windowless = WindowlessColumns(plan, pools=self.pools)
         self._guard = OverflowGuard(plan, keys=self.keys, windows=self.windows, windowless=self.windowless)
@@ -100,7 +100,7 @@ class SlidingState:
 
     def process(self, prepared: Prepared, *, emit: str) -> OutputRows:
         """Take in a batch and give the rows of output."""
-        steps = watermark_steps(self.plan, prepared.rows.before_us, prepared.rows.after_us)
+        steps = watermark_steps(self.plan, prepared.rows.path)
         scanned = self._scan(prepared)
         closings = self._closings(scanned, steps)
         queries = self._with_as_of_rows(closings, scanned, steps, emit=emit)
@@ -124,7 +124,7 @@ class SlidingState:
             starts, lengths = find_segments(place[order])
             keys = ids[place[order][starts]]
             key_rows = KeyRows(order, starts, lengths, keys, rows.time_us[order])
-            windowless = self.windowless.scan(columns, key_rows, watermark_us=rows.before_us[order])
+            windowless = self.windowless.scan(columns, key_rows, watermark_us=rows.path.before_us[order])
         return Scanned(prepared, ids[place], windows, windowless)
 
     def first_overflow(self, prepared: Prepared) -> tuple[int, str] | None:
@@ -137,9 +137,9 @@ class SlidingState:
             prepared.keys,
             prepared.place,
             rows.time_us,
-            rows.before_us,
+            rows.path.before_us,
             prepared.tile,
-            np.maximum(prepared.first, self.plan.expired_ends(rows.before_us) + 1),
+            np.maximum(prepared.first, self.plan.expired_ends(rows.path.before_us) + 1),
             prepared.last,
         )
         return self._guard.first_overflow(guarded) if self._guard.is_in_reach(guarded) else None
@@ -147,7 +147,7 @@ class SlidingState:
     # Finding the closings
 
     def _closings(self, scanned: Scanned, steps: WatermarkSteps) -> Queries:
-        nothing = Queries(NO_PANES, _NOTHING, _NOTHING, _NOTHING, _NOTHING)
+        nothing = Queries(NO_PANES, _NOTHING, _NOTHING, _NOTHING, _NOTHING, _NOTHING)
         if not self.plan.has_windows or not steps.has_tick:
             return nothing
         batch = scanned.prepared
@@ -156,7 +156,7 @@ class SlidingState:
         changed, changed_at = changed_panes(scanned.key, batch.first, batch.last, steps)
         late_empty, late_empty_at = self._late_empties(scanned, steps)
         pending = self.pending
-        before = steps.reached_before[:1]
+        before = np.array([steps.reached_start])
         groups = [
             (reached, steps.firing_step(reached.end), _ON_TIME),
             (emptied, steps.firing_step(emptied.end), _EMPTY),
@@ -180,7 +180,7 @@ class SlidingState:
             is_old[scanned.windows.rows.cells[scanned.windows.is_new]] = False
         old = np.flatnonzero(is_old)
         first, last = self.windows.ends(tiles.tile[old])
-        reached = np.full(len(old), steps.reached_before[0])
+        reached = np.full(len(old), steps.reached_start)
         if scanned.windows is None:
             return TileEnds(tiles.key[old], first, last, reached)
         heads = scanned.windows.heads
@@ -218,8 +218,9 @@ class SlidingState:
         _, lengths = find_segments(code[order])
         _, rank = expand(lengths)
         chosen = panes.take(order)
-        as_of = np.minimum(maker[order], steps.last_counting(chosen.end))
-        return Queries(chosen, maker[order], as_of, kind[order], fired + rank)
+        row = steps.n_shown[maker[order]] - 1
+        as_of = np.minimum(row, steps.last_counting(chosen.end))
+        return Queries(chosen, maker[order], row, as_of, kind[order], fired + rank)
 
     def _fired_before(self, codes: PaneCodes, code: Ints) -> Ints:
         if not len(self.fired):
@@ -240,22 +241,23 @@ class SlidingState:
         if emit == "latest":
             rows = rows[self._places.last_of_each(scanned.key[rows])]
         panes = Panes(scanned.key[rows], scanned.prepared.first[rows])
-        index = np.zeros(len(rows), dtype=np.int64)
+        index, step = np.zeros(len(rows), dtype=np.int64), scanned.prepared.rows.path.step
         behind = np.flatnonzero(panes.end <= steps.reached_before[rows])
         if len(behind):
-            index[behind] = self._firings_until(panes.take(behind), rows[behind], closings)
+            index[behind] = self._firings_until(panes.take(behind), step[rows[behind]], closings)
         return Queries(
             panes=Panes(
                 np.concatenate([closings.panes.key, panes.key]), np.concatenate([closings.panes.end, panes.end])
             ),
-            maker=np.concatenate([closings.maker, rows]),
+            maker=np.concatenate([closings.maker, step[rows]]),
+            row=np.concatenate([closings.row, rows]),
             as_of=np.concatenate([closings.as_of, rows]),
             kind=np.concatenate([closings.kind, np.full(len(rows), _EARLY, dtype=np.int64)]),
             index=np.concatenate([closings.index, index]),
         )
 
-    def _firings_until(self, panes: Panes, rows: Ints, closings: Queries) -> Ints:
-        """How often each pane has fired when a row comes."""
+    def _firings_until(self, panes: Panes, steps: Ints, closings: Queries) -> Ints:
+        """How often each pane has fired when a row comes, at this step."""
         codes = PaneCodes(self.keys.capacity, panes, self.fired, closings.panes)
         code = codes.of(panes)
         before = self._fired_before(codes, code)
@@ -263,14 +265,14 @@ class SlidingState:
             return before
         closed = codes.of(closings.panes)
         order = np.lexsort((closings.maker, closed))
-        n_steps = int(max(rows.max(), closings.maker.max())) + 2
+        n_steps = int(max(steps.max(), closings.maker.max())) + 2
         distinct, place = np.unique(closed[order], return_inverse=True)
         ranked = place * n_steps + closings.maker[order]
         at = search(distinct, code)
         at[at == len(distinct)] = 0
         is_known = distinct[at] == code
         low = search(ranked, at * n_steps)
-        high = search(ranked, at * n_steps + rows, side="right")
+        high = search(ranked, at * n_steps + steps, side="right")
         counts: Ints = before + np.where(is_known, high - low, 0)
         return counts
 
@@ -286,19 +288,19 @@ class SlidingState:
             queries = queries.take(order)
             is_early = is_early[order]
         maker, end_us = queries.maker, plan.end_us(queries.panes.end)
-        watermark_us = rows.after_us[maker]
+        watermark_us = rows.path.after_us[maker]
         columns = {plan.key: self._keys_of(queries, rows)}
         event_time_us = end_us.copy()
-        event_time_us[is_early] = rows.time_us[maker[is_early]]
+        event_time_us[is_early] = rows.time_us[queries.row[is_early]]
         columns |= self._windowed(queries, scanned, at_us=event_time_us)
         columns |= self.windowless.read(
             queries.panes.key,
-            self.windowless.versions(queries.panes.key, maker, scanned.windowless),
+            self.windowless.versions(queries.panes.key, queries.row, scanned.windowless),
             at_us=event_time_us,
             watermark_us=watermark_us,
             batch=scanned.windowless,
         )
-        own = pa.array(maker, pa.int64(), mask=~is_early)
+        own = pa.array(queries.row, pa.int64(), mask=~is_early)
         for feature in plan.features:
             if feature.scope is Scope.EVENT:
                 values = rows.table.column(feature.column).combine_chunks() if rows.table is not None else None
@@ -320,7 +322,7 @@ class SlidingState:
         if rows.table is None or len(closing) == len(queries.kind):
             return self.keys.to_arrow(queries.panes.key)
         given = rows.table.column(self.plan.key).combine_chunks()
-        source = queries.maker.copy()
+        source = queries.row.copy()
         source[closing] = len(given) + np.arange(len(closing))
         known = self.keys.to_arrow(queries.panes.key[closing])
         return (pa.concat_arrays([given, known]) if len(closing) else given).take(pa.array(source))
@@ -360,7 +362,7 @@ class SlidingState:
             self.has_ticked = True
             # A tile outlives its last window until the end after it is reached, which may fire EMPTY.
             done = min(int(steps.expired_after[-1]), int(steps.reached_after[-1]) - 1)
-            self._forget(int(scanned.prepared.rows.after_us[-1]), done)
+            self._forget(scanned.prepared.rows.path.end_us, done)
 
     def _remember(self, closings: Queries, scanned: Scanned, steps: WatermarkSteps) -> None:
         """Keep what the next ticks need: changed panes, frozen values, and how often each pane has fired."""

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from schemas.contract import load_contract
-from schemas.row import INPUT_COLUMNS
+from schemas.row import INPUT_COLUMNS, RECORD_COLUMNS
 from schemas.source import EventSource
 from schemas.view import FeatureView
 from streams.windowing import StepResult, WindowEngine
@@ -59,7 +59,9 @@ def make_source(fields: Mapping[str, Any] = EVENT_FIELDS, **settings: Any) -> Ev
 
 def make_batch(view: FeatureView, rows: Iterable[Row]) -> pa.Table:
     """Lay rows out as the engine takes them; absent columns are null."""
-    schema = pa.schema([*view.source.schema.arrow_schema, *INPUT_COLUMNS])
+    records = RECORD_COLUMNS if view.input.is_repartitioned else ()
+    fields = {field.name: field for field in (*view.columns, *INPUT_COLUMNS, *records)}
+    schema = pa.schema(fields.values())
     return pa.Table.from_pylist([{name: row.get(name) for name in schema.names} for row in rows], schema=schema)
 
 

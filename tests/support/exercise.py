@@ -23,6 +23,7 @@ def report_everything(metrics: Metrics, *, now_us: int) -> None:
     metrics.restoring("flights", partition=0, remaining=3)
     metrics.rows_counted("features", "flights", {"admitted": 98, "rejected": 2, "on_time": 40})
     metrics.dead_letters("flights.departed", {"late": 2})
+    metrics.rows_routed("shop.events", topic="repartition.shop.events.category", rows=9)
     for partition, behind_us in enumerate((5_000_000, 9_000_000)):
         metrics.watermark(
             "flights",

@@ -56,9 +56,9 @@ class Oracle:
     ) -> None:
         self.view = view
         self.derivations = derivations or {}
-        self.source = view.source
+        self.source = view.sources[0]
         self.predicates = predicates or {}
-        self.prefix = f"{view.source.topic}-{partition}-"
+        self.prefix = f"{view.input.topic}-{partition}-"
         self.key = view.entity.key
         self.features = view.definitions
         self.watermark: float = MINUS_INFINITY
@@ -338,6 +338,10 @@ class Oracle:
 
     # Rows out
 
+    def watermark_at(self, maker: Row | None) -> float:
+        """Watermark after a row, or after a step without one."""
+        return max(self.watermark, maker["_t"] - self.source.max_out_of_orderness_us) if maker else self.watermark
+
     def emit(
         self,
         maker: Row | None,
@@ -349,7 +353,7 @@ class Oracle:
         start: int | None = None,
         session: Session | None = None,
     ) -> None:
-        watermark = max(self.watermark, maker["_t"] - self.source.max_out_of_orderness_us) if maker else self.watermark
+        watermark = self.watermark_at(maker)
         made_by = maker or {"_offset": self.last_offset, "_broker_time": None, "_request_id": None}
         at = made_by["_t"] if pane == "EARLY" else end
         out: Row = {self.key: key}

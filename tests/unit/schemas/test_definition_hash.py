@@ -157,7 +157,7 @@ def test_another_contract_that_says_the_same_does_not_change_the_hash() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "without"),
-    [(EventSource, {"contract"}), (FeatureView, {"name", "version", "owner", "ttl", "serving"})],
+    [(EventSource, {"contract", "key"}), (FeatureView, {"name", "version", "owner", "ttl", "serving"})],
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_every_setting_there_is_has_its_place(kind: Any, without: set[str]) -> None:
