@@ -1,5 +1,6 @@
-"""Every transcript holds: in the engine, whole and row by row with a restart before each row, and in a file. (On the live
-path: tests/integration/test_live_transcripts.py.)
+"""Every transcript holds: in the engine, whole and row by row with a restart before each row, and in a file.
+
+On the live path: ``tests/integration/test_live_transcripts.py``.
 
 Those that must fail do. A file has no processing time and no headers, JSON no NaN, and ``headrace compute`` does not
 tell the watermark: what hangs on these is seen in the engine alone.
