@@ -93,8 +93,14 @@ def _compose(
         case Role.ONLINE:
             kept = scores_kept(application)
             score_writer = ScoreWriter(redis_url) if kept else None
-            writer = OnlineWriter(redis_url)
-            return OnlineWorker(views, writer=writer, scores=kept, score_writer=score_writer, **common).app
+            return OnlineWorker(
+                views,
+                writer=OnlineWriter(redis_url),
+                scores=kept,
+                score_writer=score_writer,
+                reader=OnlineReader(redis_url),
+                **common,
+            ).app
         case Role.OFFLINE:
             return OfflineWorker(views, writer=OfflineWriter(settings.delta), **common).app
         case Role.SCORING:

@@ -13,7 +13,7 @@ from streams.agents.online import OnlineWorker
 from streams.observability.metrics import Metrics
 from streams.sinks.online import WriteResult
 from streams.wire import encode_rows
-from tests.support.feature_rows import make_rows, make_view
+from tests.support.feature_rows import T0_US, make_rows, make_view
 from tests.support.transport import make_batch
 
 VIEW = make_view()
@@ -148,3 +148,44 @@ async def test_scores_that_use_cases_want_are_kept_with_their_offsets(writer: Fa
     await worker._handle_scores(event)
     assert kept.written == [([b"one", b"two"], [7, 8], "late_arrival", 5)]
     assert event.acks == 1
+
+
+class FakeReader:
+    """Reads what it is told to."""
+
+    def __init__(self) -> None:
+        self.reads: list[Any] = []
+        self.offset: int | None = 2
+        self.error: Exception | None = None
+
+    async def read(self, view: FeatureView, entities: list[Any], *, now_us: int) -> list[Any]:
+        self.reads.append((view.name, entities))
+        if self.error is not None:
+            raise self.error
+        return [SimpleNamespace(window_end_us=T0_US, pane_index=0, source_offset=self.offset)]
+
+
+def failures(worker: OnlineWorker) -> float | None:
+    return worker._metrics.registry.get_sample_value("headrace_read_back_failures_total", {"view": VIEW.name})
+
+
+@pytest.mark.parametrize(("offset", "lost"), [(2, 0), (9, 0), (1, 1), (None, 1)])
+async def test_the_newest_row_of_a_batch_is_read_back_once_a_second(
+    worker: OnlineWorker, offset: int | None, lost: int
+) -> None:
+    reader = FakeReader()
+    reader.offset = offset
+    worker._reader = reader  # type: ignore[assignment]  # a fake
+    for _ in range(3):
+        await worker._handle(make_event())
+    assert reader.reads == [(VIEW.name, ["u1"])]
+    assert failures(worker) == lost
+
+
+async def test_a_store_that_goes_away_before_the_read_back_fails_nothing(worker: OnlineWorker) -> None:
+    reader = FakeReader()
+    reader.error = SinkUnavailableError("away")
+    worker._reader = reader  # type: ignore[assignment]  # a fake
+    event = make_event()
+    await worker._handle(event)
+    assert (event.acks, failures(worker)) == (1, 0)
