@@ -1,14 +1,21 @@
 """Every metric of every role, reported once with plausible values."""
 
 from types import SimpleNamespace
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
 
 from schemas.row import TIMESTAMP
 from schemas.score import LATENCY_STAGES
+from schemas.serving import Serving
+from streams.observability.freshness import FreshnessObjectives
 from streams.observability.metrics import Metrics
 from streams.observability.serving import ServingMetrics
+from tests.support.feature_rows import make_view
+
+_OBJECTIVES: Final[dict[Metrics, FreshnessObjectives]] = {}
+"""Made once for each: metrics are registered when they are made."""
 
 
 def report_everything(metrics: Metrics, *, now_us: int) -> None:
@@ -35,6 +42,7 @@ def report_everything(metrics: Metrics, *, now_us: int) -> None:
     ages_us = [30_000] * 99 + [400_000]
     broker_time = pa.array([now_us - age_us for age_us in ages_us], TIMESTAMP)
     metrics.freshness("flights", broker_time=broker_time, readable_time_us=now_us)
+    _report_objectives(metrics, broker_time, now_us=now_us)
     metrics.online_written("flights", written=90, superseded=10)
     metrics.offline_committed("flights", rows=100, skipped=3, seconds=0.2)
     metrics.scored("late", arm="champion", served_by="model", complete=9, incomplete=1)
@@ -49,3 +57,12 @@ def report_everything(metrics: Metrics, *, now_us: int) -> None:
         metrics.request_done("/v1/features", status=200, seconds=0.002)
     metrics.lineage_sent()
     metrics.lineage_failed("rejected")
+
+
+def _report_objectives(metrics: Metrics, broker_time: pa.Array, *, now_us: int) -> None:
+    if metrics not in _OBJECTIVES:
+        view = make_view("flights", serving=Serving(freshness="30m"))
+        _OBJECTIVES[metrics] = FreshnessObjectives([view], metrics=metrics)
+    objectives = _OBJECTIVES[metrics]
+    objectives.written("flights", broker_time=pa.chunked_array([broker_time]), readable_time_us=now_us)
+    objectives.read_back("flights", broker_time_us=now_us - 50_000, read_time_us=now_us, is_there=True)
