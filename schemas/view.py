@@ -13,6 +13,7 @@ from schemas.calendar import DAY_US, HOUR_US, Calendar, is_zone, local_us, make_
 from schemas.entity import Entity
 from schemas.errors import ConfigError
 from schemas.expression import Expression, names_read, parse_derivation, parse_expression
+from schemas.reference import ReferenceLookup
 from schemas.row import CONTEXT_COLUMNS, ENGINE_COLUMNS, ORIGIN_COLUMNS, TIMESTAMP
 from schemas.serving import Serving
 from schemas.source import EventSource
@@ -54,6 +55,8 @@ class FeatureView:
         serving: How values are read online, and how fresh they have to be.
         owner: Who answers for it.
         features: Definitions by feature name.
+        lookups: Reference tables that are looked up at each event's time, by the name that their columns get: features
+            read ``<name>_<column>``, null where there is no row.
     """
 
     name: str
@@ -62,6 +65,7 @@ class FeatureView:
     entity: Entity
     source: EventSource | Sequence[EventSource]
     features: Mapping[str, Feature | Aggregation]
+    lookups: Mapping[str, ReferenceLookup] = field(default_factory=dict)
     slide: str | None = None
     gap: str | None = None
     allowed_lateness: str = "0s"
@@ -108,6 +112,7 @@ class FeatureView:
         if not self.features:
             msg = f"view {self.name}: `features` is empty, expected at least one feature"
             raise ConfigError(msg)
+        self._check_lookups()
         key_type = self.columns.field(self.entity.key).type
         if not (pa.types.is_string(key_type) or pa.types.is_integer(key_type)):
             msg = f"view {self.name}: entity key {self.entity.key!r} is {key_type}, expected text or an integer"
@@ -122,6 +127,21 @@ class FeatureView:
         object.__setattr__(self, "features", completed)
         resolve_derived(self)
         self.serving.check(self.name, types=self.feature_schema, ttl_us=self.ttl_us)
+
+    def _check_lookups(self) -> None:
+        for name, lookup in self.lookups.items():
+            where = f"view {self.name}, lookup {name!r}"
+            if not isinstance(name, str) or not _NAME.fullmatch(name) or not isinstance(lookup, ReferenceLookup):
+                msg = (
+                    f"{where} is a {type(lookup).__name__}, expected a lower-case name and a lookup such as "
+                    "planes.on('tail_number')"
+                )
+                raise ConfigError(msg)
+            lookup.check(self.input.columns, where=where)
+        names = self.columns.names
+        if double := sorted({column for column in names if names.count(column) > 1}):
+            msg = f"view {self.name}: lookups make the columns {double} twice, or events have them; name them otherwise"
+            raise ConfigError(msg)
 
     def _check_time_zone(self) -> None:
         if self.time_zone is None:
@@ -222,7 +242,8 @@ class FeatureView:
                 raise ConfigError(msg)
             return
         if feature.column not in columns.names:
-            contracts = ", ".join(source.contract for source in self.sources)
+            read = [*(s.contract for s in self.sources), *(k.reference.reference for k in self.lookups.values())]
+            contracts = ", ".join(read)
             msg = f"{where}: column {feature.column!r} is no field of {contracts}, expected one of {columns.names}"
             raise ConfigError(msg)
         arrow = columns.field(feature.column).type
@@ -242,10 +263,15 @@ class FeatureView:
         """Its sources, in the order of their topics."""
         return self.input.sources
 
-    @property
+    @cached_property
     def columns(self) -> pa.Schema:
-        """Columns that features may read."""
-        return self.input.columns
+        """Columns that features may read: those of the events, and of what is looked up."""
+        looked_up = [
+            pa.field(f"{name}_{column.name}", column.type)
+            for name, lookup in self.lookups.items()
+            for column in lookup.reference.value_schema
+        ]
+        return pa.schema([*self.input.columns, *looked_up])
 
     @property
     def definitions(self) -> dict[str, Feature]:
@@ -342,8 +368,10 @@ class FeatureView:
         if self.calendar is not None:
             # The boundaries themselves: another release of the tz database may move them.
             windows["time_zone"] = {"name": self.time_zone, "boundaries": self.calendar.fingerprint}
+        looked_up = {name: lookup.definition for name, lookup in self.lookups.items()}
         return {
             "entity_key": self.entity.key,
+            **({"lookups": looked_up} if looked_up else {}),
             **self.input.definition,
             "windows": windows,
             "emit": self.emit,

@@ -25,6 +25,7 @@ from schemas.aggregation import (
     variance,
 )
 from schemas.entity import Entity
+from schemas.reference import Reference
 from schemas.serving import Serving
 from schemas.source import EventSource
 from schemas.use_case import Lookup, UseCase
@@ -41,6 +42,7 @@ __all__ = [
     "FeatureView",
     "Lookup",
     "OnlineStore",
+    "Reference",
     "Serving",
     "UseCase",
     "approx_distinct",

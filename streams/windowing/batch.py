@@ -9,6 +9,7 @@ import pyarrow.compute as pc
 
 from schemas.errors import SchemaMismatchError, WindowingError
 from schemas.row import INPUT_COLUMNS, RECORD_COLUMNS
+from streams.windowing.lookup import LookupColumns
 from streams.windowing.plan import Plan
 
 
@@ -45,6 +46,11 @@ class InputBatch:
             came_after = self.offsets[row - 1] if row else last_offset
             msg = f"offset {self.offsets[row]} came after {came_after}, expected rising offsets; seek past the last one"
             raise WindowingError(msg)
+
+    def with_columns(self, lookups: LookupColumns, time_us: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Add what is looked up at these event times, and tell which rows lack some of it."""
+        self.table, is_missing = lookups.add(self.table, time_us)
+        return is_missing
 
     @property
     def event_ids(self) -> pa.Array:

@@ -22,6 +22,7 @@ from streams.windowing.duplicate import DuplicateMemory
 from streams.windowing.idleness import IdleClock
 from streams.windowing.input_watermark import InputWatermarks
 from streams.windowing.intake import Intake, Taken
+from streams.windowing.lookup import LookupColumns
 from streams.windowing.plan import compile_view
 from streams.windowing.result import StepCounts, StepResult, WatermarkMarker
 from streams.windowing.session_intake import SessionIntake
@@ -59,6 +60,7 @@ class WindowEngine:
         self._inputs: InputWatermarks | None = None
         if view.input.is_repartitioned:
             self._inputs = InputWatermarks([source.topic for source in view.sources])
+        self._lookups = LookupColumns(view.lookups) if view.lookups else None
         source = view.sources[0]
         self._screen = Screen(source, key=view.entity.key)
         # Behind a repartition topic, whoever reads a source says when it is idle.
@@ -94,10 +96,14 @@ class WindowEngine:
             screened = read_admitted(rows.table)
             if len(rows.offsets):
                 moved_us = self._inputs.move(rows.table, watermark_us=self.watermark_us)
+        candidates = np.flatnonzero(screened.is_admissible)
+        without_reference = 0
+        if self._lookups is not None:
+            without_reference = int(rows.with_columns(self._lookups, screened.time_us)[candidates].sum())
         with np.errstate(all="ignore"):
             taken = self._intake.take_in(
                 rows,
-                np.flatnonzero(screened.is_admissible),
+                candidates,
                 screened.time_us,
                 watermark_us=self.watermark_us,
                 moved_us=moved_us,
@@ -108,7 +114,7 @@ class WindowEngine:
             self.last_offset = int(rows.offsets[-1])
             self._has_untold = True
             self._idle.note_rows(processing_time_us=processing_time_us, watermark_us=self.watermark_us)
-        return self._result(taken, rejections.to_table(rows.offsets))
+        return self._result(taken, rejections.to_table(rows.offsets), without_reference=without_reference)
 
     def close(self) -> StepResult:
         """Take the watermark to the end of time and fire everything that is left."""
@@ -163,7 +169,14 @@ class WindowEngine:
         dead_letters = Rejections().to_table(np.empty(0, dtype=np.int64))
         return self._result(Taken(rows=rows, watermark_us=self.watermark_us), dead_letters, marker=marker)
 
-    def _result(self, taken: Taken, dead_letters: pa.Table, *, marker: WatermarkMarker | None = None) -> StepResult:
+    def _result(
+        self,
+        taken: Taken,
+        dead_letters: pa.Table,
+        *,
+        marker: WatermarkMarker | None = None,
+        without_reference: int = 0,
+    ) -> StepResult:
         panes = {item["values"]: item["counts"] for item in pc.value_counts(taken.rows.column("pane")).to_pylist()}
         return StepResult(
             rows=taken.rows,
@@ -174,6 +187,7 @@ class WindowEngine:
                 rejected=dead_letters.num_rows,
                 partially_late=taken.partially_late,
                 without_as_of=taken.without_as_of,
+                without_reference=without_reference,
                 early=panes.get(Pane.EARLY.value, 0),
                 on_time=panes.get(Pane.ON_TIME.value, 0),
                 late=panes.get(Pane.LATE.value, 0),

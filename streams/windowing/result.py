@@ -22,6 +22,7 @@ class StepCounts:
         partially_late: Admitted rows for which some of their windows had expired.
         without_as_of: Admitted rows that get no as-of row because their as-of window end had expired; 0 with
             ``on_close``.
+        without_reference: Rows that passed the checks of their own, and for which some lookup found nothing.
         early: As-of rows made.
         on_time: Panes fired ``ON_TIME``.
         late: Panes fired ``LATE``.
@@ -32,6 +33,7 @@ class StepCounts:
     rejected: int = 0
     partially_late: int = 0
     without_as_of: int = 0
+    without_reference: int = 0
     early: int = 0
     on_time: int = 0
     late: int = 0

@@ -157,7 +157,11 @@ def test_another_contract_that_says_the_same_does_not_change_the_hash() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "without"),
-    [(EventSource, {"contract", "key"}), (FeatureView, {"name", "version", "owner", "ttl", "serving"})],
+    [
+        (EventSource, {"contract", "key"}),
+        # Lookups are part of a definition that has some.
+        (FeatureView, {"name", "version", "owner", "ttl", "serving", "lookups"}),
+    ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_every_setting_there_is_has_its_place(kind: Any, without: set[str]) -> None:
