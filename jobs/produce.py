@@ -67,10 +67,9 @@ def flights(
 ) -> None:
     """Replay the flights that left New York in 2013, each event when it would have become known.
 
-    A departure goes to flights.departed, keyed by airport, and to
-    flights.departed.by_carrier; a landing to flights.landed, keyed by aircraft.
-    Times are UTC, and the range is one of the times at which events become
-    known. Ctrl-C stops in good order.
+    A departure goes to flights.departed, keyed by airport; a landing to
+    flights.landed, keyed by aircraft. Times are UTC, and the range is one of
+    the times at which events become known. Ctrl-C stops in good order.
 
     A month at once:
 

@@ -1,8 +1,7 @@
 """The flights as Kafka records, in the order in which they would have become known.
 
-A departure is on two topics, keyed by airport and by carrier, because a source is keyed by the entity of the views
-that read it; a landing is on one, keyed by the aircraft. A report becomes known when the event happens, unless it is
-delayed.
+A departure is on a topic that is keyed by the airport, a landing on one that is keyed by the aircraft. A report becomes
+known when the event happens, unless it is delayed.
 """
 
 from dataclasses import dataclass
@@ -57,7 +56,6 @@ TOPICS: Final = {
     topic.name: topic
     for topic in (
         FlightTopic("flights.departed", DEPARTED, "origin", _DEPARTED_FIELDS),
-        FlightTopic("flights.departed.by_carrier", DEPARTED, "carrier", _DEPARTED_FIELDS),
         FlightTopic("flights.landed", LANDED, "tail_number", _LANDED_FIELDS),
     )
 }

@@ -1,7 +1,7 @@
 """What can go wrong with a report on its way: it is delayed, or its payload is corrupted.
 
 Whether and how is drawn for each report from the seed and the report's place among those of the whole year, so that
-it does not depend on the range that is produced; the two topics that carry a departure share its fate.
+it does not depend on the range that is produced.
 """
 
 import json

@@ -11,17 +11,11 @@ airport = Entity("airport", key="origin")
 carrier = Entity("carrier", key="carrier")
 aircraft = Entity("aircraft", key="tail_number")
 
-# A topic is keyed by the entity of the views that read it, so departures are on two topics: one per key.
+# Departures are keyed by the airport: the view of carriers reads them by way of a repartition topic.
 departures = EventSource(
     "flights.departed",
     contract="flight_departed@1",
-    max_out_of_orderness="2m",
-    idle_timeout="30s",
-    max_future_skew="1m",
-)
-departures_by_carrier = EventSource(
-    "flights.departed.by_carrier",
-    contract="flight_departed@1",
+    key="origin",
     max_out_of_orderness="2m",
     idle_timeout="30s",
     max_future_skew="1m",
@@ -29,6 +23,7 @@ departures_by_carrier = EventSource(
 landings = EventSource(
     "flights.landed",
     contract="flight_landed@1",
+    key="tail_number",
     max_out_of_orderness="2m",
     idle_timeout="30s",
     max_future_skew="1m",
@@ -64,7 +59,7 @@ carrier_departures = FeatureView(
     "carrier_departures",
     version=1,
     entity=carrier,
-    source=departures_by_carrier,
+    source=departures,
     slide="5m",
     allowed_lateness="10m",
     emit="every_event",

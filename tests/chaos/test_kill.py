@@ -49,7 +49,7 @@ class Course:
         The broker forgets a producer whose newest record is older than a day, and these are of 2013: a producer that
         tries again after the broker was killed may write a batch twice. The pipeline takes that for two events.
         """
-        topics = {view.source.topic for view in self.pipeline.application.views.values()}
+        topics = {source.topic for view in self.pipeline.application.views.values() for source in view.sources}
         return sum(
             len(
                 {

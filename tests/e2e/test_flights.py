@@ -62,7 +62,7 @@ def test_every_row_is_accounted_for(pipeline: RunningPipeline) -> None:
 
 
 def test_what_was_sent_came_and_what_was_corrupted_is_a_dead_letter_with_its_reason(pipeline: RunningPipeline) -> None:
-    for topic in {view.source.topic for view in pipeline.application.views.values()}:
+    for topic in {source.topic for view in pipeline.application.views.values() for source in view.sources}:
         sent = sum(summary.topics[topic] for summary in pipeline.sent)
         assert sum(len(batch) for batch in read_topic(pipeline.kafka, topic)) == sent
         expected: Counter[str] = Counter()

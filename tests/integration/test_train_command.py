@@ -18,6 +18,7 @@ from schemas.time import parse_rfc3339_us
 from streams.batch import RawBatch
 from streams.pipeline import PartitionPipeline
 from streams.sinks.offline import OfflineWriter
+from tests.support.routing import as_read
 
 Run = Callable[..., int]
 
@@ -30,10 +31,10 @@ def delta(tmp_path_factory: pytest.TempPathFactory) -> Path:
     events = plan_events(start_us=start_us, end_us=end_us).table()
     writer = OfflineWriter(root)
     for view in VIEWS:
-        records = events.filter(events["topic"].cast(str) == view.source.topic)
+        records = events.filter(events["topic"].cast(str) == view.sources[0].topic)
         known_us = records["known_us"].to_numpy()
         batch = RawBatch(
-            topic=view.source.topic,
+            topic=view.sources[0].topic,
             partition=0,
             offsets=np.arange(records.height),
             broker_time_us=known_us,
@@ -42,9 +43,10 @@ def delta(tmp_path_factory: pytest.TempPathFactory) -> Path:
             headers=[None] * records.height,
             next_offset=records.height,
         )
-        pipeline = PartitionPipeline(view.source, [view], partition=0)
+        source = view.input if view.input.is_repartitioned else view.sources[0]
+        pipeline = PartitionPipeline(source, [view], partition=0)
         processed = pipeline.process(
-            batch, processing_time_us=int(known_us[-1]), computed_time_us=int(known_us[-1]), epoch=1
+            as_read(view, batch), processing_time_us=int(known_us[-1]), computed_time_us=int(known_us[-1]), epoch=1
         )
         rows: pa.Table = processed.rows[view.name]
         writer.write(rows, view=view, partition=0, offsets=range(rows.num_rows))

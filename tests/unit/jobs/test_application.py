@@ -123,7 +123,7 @@ def test_scores_that_are_not_as_published_are_refused(tmp_path: Path, monkeypatc
 def test_each_role_has_a_group_and_the_topics_that_it_reads() -> None:
     groups = consumer_groups(load_application("jobs.flights"))
     assert set(groups) == set(CONSUMERS)
-    assert groups[Role.FEATURES][1] == ["flights.departed", "flights.departed.by_carrier", "flights.landed"]
+    assert groups[Role.FEATURES][1] == ["flights.departed", "flights.landed", "repartition.flights.departed.carrier"]
     assert groups[Role.ONLINE][1] == sorted([*groups[Role.OFFLINE][1], "scores.late_arrival"])
     assert groups[Role.SCORING][1] == ["features.airport_departures"]
 

@@ -117,6 +117,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
 
     monkeypatch.setattr(audit_module, "read_topic", made.read_topic)
     monkeypatch.setattr(audit_module, "open_table", lambda _, __: made.rows if made.has_table else None)
+    monkeypatch.setattr(audit_module, "_SETTLE_S", 0.0)
     monkeypatch.setattr(audit_module, "read_features", lambda _, __: made.rows)
     monkeypatch.setattr(audit_module, "OnlineReader", FakeReader)
     return made

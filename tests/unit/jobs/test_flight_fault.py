@@ -87,14 +87,6 @@ def test_delays_are_whole_minutes_up_to_six_hours(reports: pl.DataFrame) -> None
     assert ((delay > 0) == plan["is_delayed"]).all()
 
 
-def test_both_topics_of_a_departure_share_its_fate(reports: pl.DataFrame) -> None:
-    table = plan_june(reports, late_share=0.1, invalid_share=0.1, seed=1).table()
-    columns = ["flight_id", "known_us", "fault", "value"]
-    by_airport = table.filter(pl.col("topic") == "flights.departed").select(columns).sort("flight_id")
-    by_carrier = table.filter(pl.col("topic") == "flights.departed.by_carrier").select(columns).sort("flight_id")
-    assert by_airport.equals(by_carrier)
-
-
 def test_share_one_corrupts_every_report_and_share_zero_none(reports: pl.DataFrame) -> None:
     assert plan_june(reports, invalid_share=1.0).plan["fault"].null_count() == 0
     assert plan_june(reports, invalid_share=0.0).plan["fault"].count() == 0
@@ -113,7 +105,7 @@ def test_each_corrupted_payload_becomes_a_dead_letter_of_its_reason(reports: pl.
         start_us=JUNE, end_us=JUNE + 7 * DAY_US, late_share=0.1, invalid_share=0.05, seed=1, reports=reports
     )
     records = events.table().filter(pl.col("topic") == topic)
-    views = [view for view in VIEWS if view.source.topic == topic]
+    views = [view for view in VIEWS if view.input.topic == topic]
     pipeline = PartitionPipeline(views[0].source, views, partition=0)
     processed = pipeline.process(as_raw_batch(records, topic), processing_time_us=0, computed_time_us=0, epoch=0)
     dead_letters = processed.dead_letters.select(["_offset", "reason"]).to_pylist()

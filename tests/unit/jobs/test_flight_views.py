@@ -7,9 +7,9 @@ def test_every_view_emits_each_event_and_bounds_disorder_and_future() -> None:
     for view in VIEWS:
         assert view.emit == "every_event"
         assert view.allowed_lateness_us == 600_000_000
-        assert view.source.max_out_of_orderness_us == 120_000_000
-        assert view.source.idle_timeout_us == 30_000_000
-        assert view.source.max_future_skew_us == 60_000_000
+        assert view.sources[0].max_out_of_orderness_us == 120_000_000
+        assert view.sources[0].idle_timeout_us == 30_000_000
+        assert view.sources[0].max_future_skew_us == 60_000_000
 
 
 def test_names_and_definitions_are_distinct() -> None:
