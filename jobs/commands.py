@@ -41,6 +41,12 @@ COMMANDS: Final = {
         "score_schema", "score_schema", "Look", "Print the JSON Schema that every score of a model passes."
     ),
     "compute": _Entry("compute", "compute", "Look", "Compute a view over a file of events, without any service."),
+    "snapshot": _Entry(
+        "snapshot",
+        "snapshot",
+        "Look",
+        "Write what stands on a compacted topic now as a reference table that views can look up.",
+    ),
     "bench": _Entry("bench_command", "bench", "Look", "Measure how fast it is, next to what it is compared with."),
     "audit": _Entry("audit", "audit", "Look", "Check that topics, stores and scores add up, to the row."),
     "consume": _Entry("consume", "consume", "Look", "Print the committed records of a topic, one JSON object a line."),

@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import json
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 
+from offline.computation import Computation
 from schemas.aggregation import count, from_event, mean
 from schemas.entity import Entity
 from schemas.reference import Reference, ReferenceLookup
@@ -145,3 +147,11 @@ def test_batches_and_restarts_do_not_show(view: FeatureView) -> None:
     for splits in itertools.combinations(range(1, len(EVENTS)), 2):
         parts, _, _ = run_engine(view, EVENTS, splits=splits, close=True, restore=True)
         assert parts.equals(whole)
+
+
+def test_a_view_with_a_lookup_runs_over_a_file(view: FeatureView, tmp_path: Path) -> None:
+    path = tmp_path / "in.ndjson"
+    path.write_text("".join(json.dumps({"key": "a", "at": at, "n": 1}) + "\n" for at in (40, 55, 45)))
+    made = pa.concat_tables([part.rows for part in Computation(view).run(path)])
+
+    assert [row["x"] for row in to_rows(made) if row["pane"] == "EARLY"] == [0.0, 5.0, 0.0]
