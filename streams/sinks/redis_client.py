@@ -18,8 +18,10 @@ from schemas.errors import ConfigError, SinkRejectedError, SinkUnavailableError
 from streams.sinks.redis_address import RedisAddress, RedisKind
 
 REQUIRED_RIGHTS: Final = "~headrace:* +evalsha +script|load +get +mget +getrange +set +wait"
-"""What a user of the online store needs, as Redis spells rights; a reader needs no more than ``+get +mget``. A cluster
-also asks for ``+cluster|slots +cluster|shards +command``, and a client library for its greeting, ``+@connection``."""
+"""What a user of the online store needs, as Redis spells rights, beside ``+@connection`` for the client library's
+greeting; a reader needs no more of these than ``+get +mget``."""
+CLUSTER_RIGHTS: Final = "+cluster|slots +cluster|shards +cluster|keyslot +command"
+"""What the client library asks of a cluster besides."""
 _PASSING: Final = (
     "BUSY",
     "CLUSTERDOWN",

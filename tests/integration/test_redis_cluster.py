@@ -14,6 +14,7 @@ from infra.local.process import wait_until
 from schemas.aggregation import count
 from schemas.errors import ServiceError, SinkUnavailableError
 from streams.sinks.online import OnlineReader, OnlineWriter, Status, WriteResult, online_key
+from streams.sinks.redis_client import CLUSTER_RIGHTS, REQUIRED_RIGHTS
 from tests.support.feature_rows import T0_US, make_rows, make_view
 
 VIEW = make_view("counts", features={"n": count().over("5m")})
@@ -66,6 +67,20 @@ async def test_a_batch_over_all_servers_is_stored_guarded_and_read_back(cluster:
             sizes.append(client.dbsize())
     assert sum(sizes) == 300
     assert min(sizes) > 50
+
+
+async def test_a_user_with_the_rights_that_are_named_can_do_everything(cluster: list[ValkeyServer]) -> None:
+    for server in cluster:
+        with redis.Redis(port=server.port) as admin:
+            rights = [*REQUIRED_RIGHTS.split(), *CLUSTER_RIGHTS.split(), "+@connection"]
+            admin.execute_command("ACL SETUSER headrace on >secret resetkeys -@all", *rights)
+    url = f"redis+cluster://headrace:secret@127.0.0.1:{cluster[0].port}"
+    # In its own half of the keys: others of this module count what is stored under theirs.
+    async with OnlineWriter(url, "headrace:rights") as writer, OnlineReader(url, "headrace:rights") as reader:
+        rows = make_rows(VIEW, [{"user_id": f"u{i}", "n": i} for i in range(60)])
+        assert (await writer.write(rows, view=VIEW)).written == 60
+        values = await reader.read(VIEW, [f"u{i}" for i in range(60)], now_us=T0_US)
+    assert [value.features["n"] for value in values] == list(range(60))
 
 
 def test_all_views_of_an_entity_lie_in_one_slot() -> None:

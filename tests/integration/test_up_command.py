@@ -1,5 +1,6 @@
 """``headrace up`` with a real Kafka and Redis, from a directory without a trained model."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -7,9 +8,11 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 
+from infra.local.process import wait_until
 from infra.local.state import read_state, state_path
 
 COMMAND = [sys.executable, "-m", "jobs.cli", "up"]
@@ -27,6 +30,7 @@ class Up:
         self.environment = {
             **clean,
             "HEADRACE_HOME": str(self.home),
+            "HEADRACE_HTTP_PORT": "0",
             "HEADRACE_METRICS_PORT": "0",
             "PYTHONPATH": project,
         }
@@ -60,6 +64,12 @@ def up(tmp_path: Path) -> Iterator[Up]:
         run.process.communicate(timeout=60)
 
 
+def answers(url: str) -> bool:
+    with contextlib.suppress(httpx.TransportError):
+        return httpx.get(url, timeout=10).status_code == 200
+    return False
+
+
 @pytest.mark.timeout(180)
 def test_without_a_model_the_other_roles_run_and_no_repository_is_made(up: Up) -> None:
     lines = up.read_until("Logs are in")
@@ -68,8 +78,12 @@ def test_without_a_model_the_other_roles_run_and_no_repository_is_made(up: Up) -
         "worker features",
         "worker online",
         "worker offline",
+        "worker serve",
+        "worker serve",
         "worker scoring",
     ]
+    (views,) = [line.partition("API on ")[2].partition(",")[0] for line in lines if "API on " in line]
+    assert wait_until(lambda: answers(views), timeout_s=60)
     assert any("scoring: waits for `headrace train`" in line for line in lines)
     assert sorted(read_state(up.home)) == ["kafka", "redis"]
     assert list(up.directory.iterdir()) == []
