@@ -40,7 +40,7 @@ def topics(
             what = "created" if name in created else "was there"
             count = counts.get(name, 0)
             typer.echo(f"{name:<{width}}  {count:>3} partition{'s' if count != 1 else ' '}  {what}")
-    other = [topic.name for topic in planned if topic.like is None and counts.get(topic.name) not in (partitions, None)]
+    other = [topic.name for topic in planned if not topic.like and counts.get(topic.name) not in (partitions, None)]
     if partitions is not None and other:
         typer.echo(
             f"{', '.join(other)}: there already, with another count than {partitions}, and left as they are. "

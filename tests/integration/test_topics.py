@@ -66,7 +66,7 @@ def origin(kafka: str, topic: str, key: str) -> int:
 
 def test_missing_topics_are_made_with_the_partitions_of_their_source(kafka: str) -> None:
     raw, features = name(), name()
-    planned = [Topic(name=raw), Topic(name=features, like=raw, config={"cleanup.policy": "compact"})]
+    planned = [Topic(name=raw), Topic(name=features, like=(raw,), config={"cleanup.policy": "compact"})]
     assert ensure_topics(kafka, planned, partitions=3) == [raw, features]
     assert partition_counts(kafka, raw, features) == {raw: 3, features: 3}
     assert configuration(kafka, features)["cleanup.policy"] == "compact"
@@ -74,15 +74,25 @@ def test_missing_topics_are_made_with_the_partitions_of_their_source(kafka: str)
 
 def test_what_is_there_stays_as_it_is(kafka: str) -> None:
     raw, features = make_topic(kafka, partitions=2), name()
-    planned = [Topic(name=raw), Topic(name=features, like=raw)]
+    planned = [Topic(name=raw), Topic(name=features, like=(raw,))]
     assert ensure_topics(kafka, planned, partitions=5) == [features]
     assert ensure_topics(kafka, planned, partitions=5) == []
     assert partition_counts(kafka, raw, features) == {raw: 2, features: 2}
 
 
+def test_a_topic_of_several_sources_has_as_many_partitions_as_the_largest_unless_it_was_made_otherwise(
+    kafka: str,
+) -> None:
+    small, large = make_topic(kafka, partitions=2), make_topic(kafka, partitions=3)
+    made, own = name(), make_topic(kafka, partitions=5)
+    planned = [Topic(name=topic, like=(small, large), is_exact=False) for topic in (made, own)]
+    assert ensure_topics(kafka, planned) == [made]
+    assert partition_counts(kafka, made, own) == {made: 3, own: 5}
+
+
 def test_a_topic_with_other_partitions_than_its_source_is_refused_and_nothing_is_made(kafka: str) -> None:
     raw, features, other = make_topic(kafka, partitions=2), make_topic(kafka, partitions=3), name()
-    planned = [Topic(name=raw), Topic(name=other, like=raw), Topic(name=features, like=raw)]
+    planned = [Topic(name=raw), Topic(name=other, like=(raw,)), Topic(name=features, like=(raw,))]
     with pytest.raises(ConfigError, match=f"{features} has 3 partitions, expected 2 as {raw} has"):
         ensure_topics(kafka, planned)
     assert other not in AdminClient({"bootstrap.servers": kafka}).list_topics(timeout=TIMEOUT_S).topics
