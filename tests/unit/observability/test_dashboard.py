@@ -10,7 +10,9 @@ import yaml
 import infra
 from jobs.role import Role
 from jobs.settings import Settings
-from streams.observability.metrics import FRESHNESS_BUCKETS_S, Metrics
+from streams.observability.freshness import FreshnessObjectives
+from streams.observability.metrics import FRESHNESS_BUCKETS_S
+from streams.observability.serving import ServingMetrics
 from tests.support.exercise import report_everything
 
 INFRA = Path(infra.__path__[0])
@@ -28,7 +30,7 @@ _NAME = re.compile(r"\b(?:headrace|process|python)_[a-z_]+")
 
 def defined() -> set[str]:
     """Names of all samples that a worker exposes once it has reported everything."""
-    metrics = Metrics()
+    metrics = ServingMetrics()
     report_everything(metrics, now_us=1_700_000_000_000_000)
     return {sample.name for family in metrics.registry.collect() for sample in family.samples}
 
@@ -41,7 +43,9 @@ def test_panels_and_alerts_use_only_metrics_that_there_are() -> None:
 def test_every_metric_of_ours_that_the_roles_report_is_on_the_dashboard() -> None:
     used = {name for expression in PANEL_EXPRESSIONS for name in _NAME.findall(expression)}
     families = {re.sub(r"_(bucket|sum|count|total|created)$", "", name) for name in used}
-    ours = {family.name for family in Metrics().registry.collect() if family.name.startswith("headrace_")}
+    metrics = ServingMetrics()
+    FreshnessObjectives([], metrics=metrics)
+    ours = {family.name for family in metrics.registry.collect() if family.name.startswith("headrace_")}
     assert ours - families == set()
 
 
