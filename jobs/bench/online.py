@@ -45,6 +45,8 @@ _MANY: Final = 100
 _HSET_ROWS: Final = 2_000
 """Rows of an unguarded round: hashes of 50 features take long."""
 _SAMPLE: Final = 50
+_PATIENCE_S: Final = 30.0
+"""A busy machine is no store that is down."""
 _T0_US: Final = 1_700_000_000_000_000
 _SOURCE: Final = make_view("latest")
 
@@ -189,7 +191,7 @@ class _Rig:
         stored = await self.server.mget(keys)
         newest = f"{self.round}".encode()
         _refuse_unless(all(value is not None and newest in value for value in stored), "a key is missing or old")
-        async with AsyncOnlineStore(self.url) as store:
+        async with AsyncOnlineStore(self.url, timeout_s=_PATIENCE_S) as store:
             values = await store.read(self.view, self.entities[::step])
         _refuse_unless([value.features for value in values] == expected, "what was read is not what was written")
 
@@ -274,13 +276,13 @@ def run(*, quick: bool, tell: Tell) -> list[Figure]:
 
 async def _measure(url: str, *, quick: bool, tell: Tell) -> list[Figure]:
     started_s = time.monotonic()
-    async with Redis.from_url(url) as server, OnlineWriter(url, timeout_s=30) as writer:
+    async with Redis.from_url(url) as server, OnlineWriter(url, timeout_s=_PATIENCE_S) as writer:
         narrow, wide = (_Rig(view, url, server, writer) for view in (_SOURCE, _wide_view()))
         tell("memory of a key")
         for rig in (narrow, wide):
             await rig.measure_memory()
-        async with AsyncOnlineStore(url) as store:
-            with OnlineStore(url) as sync:
+        async with AsyncOnlineStore(url, timeout_s=_PATIENCE_S) as store:
+            with OnlineStore(url, timeout_s=_PATIENCE_S) as sync:
                 reads = _Reads(store, sync, server, wide.view, wide.entities)
                 n_rounds = _QUICK_ROUNDS if quick else _ROUNDS
                 for number in range(n_rounds):

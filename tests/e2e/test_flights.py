@@ -1,5 +1,6 @@
 """The flights from their topics to scores, late and corrupted events among them, on real services: every row counts."""
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -21,6 +22,8 @@ from jobs.topic_reader import read_topic
 from jobs.train import train_late_arrival
 from offline.card import ModelCard
 from schemas.score import SCORES
+from streams import AsyncOnlineStore
+from streams.serving.score import ScoreValue
 from tests.support.running import RunningPipeline, running_pipeline
 
 START, MIDDLE, END = (datetime(2013, 1, day, tzinfo=UTC) for day in (1, 6, 8))
@@ -165,10 +168,28 @@ def test_the_commands_to_look_show_it(pipeline: RunningPipeline) -> None:
     assert "departures_1h" in row.stdout
 
 
+def test_the_newest_score_of_each_flight_is_in_the_online_store(pipeline: RunningPipeline) -> None:
+    newest: dict[str, dict[str, Any]] = {}
+    for score in scores(pipeline):  # those of a flight are on one partition, in order
+        before = newest.get(score["entity"], score)
+        newest[score["entity"]] = score if score["event_time"] >= before["event_time"] else before
+
+    async def read() -> list[ScoreValue]:
+        entities, found = list(newest), []
+        async with AsyncOnlineStore(pipeline.redis, timeout_s=30) as store:
+            for start in range(0, len(entities), 1_000):
+                found += await store.read_scores(LATE_ARRIVAL, entities[start : start + 1_000], ttl_us=None)
+        return found
+
+    assert {value.entity: value.score for value in asyncio.run(read())} == newest
+
+
 def test_the_api_answers_with_scores_and_features(pipeline: RunningPipeline) -> None:
     score = scores(pipeline)[0]
     with httpx.Client(base_url=pipeline.api, timeout=30) as client:
-        answer = client.get(f"/v1/flights/{score['entity']}/late-arrival")
+        path = f"/v1/flights/{score['entity']}/late-arrival"
+        pipeline.until(lambda: client.get(path).status_code == 200, within_s=60, what="the API answers")
+        answer = client.get(path)
         assert answer.json()["score"]["score"]["model_sha256"] == score["model_sha256"]
         assert answer.headers["X-Model-Version"] == score["model_version"]
         features = client.get("/v1/airports/JFK/carriers/B6/departures").json()["features"]

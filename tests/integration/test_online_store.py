@@ -83,7 +83,8 @@ async def write(url: str, prefix: str, view: FeatureView, *rows: dict[str, Any])
 
 
 def store_at(url: str, prefix: str, clock: Clock, **options: Any) -> AsyncOnlineStore:
-    return AsyncOnlineStore(url, prefix=prefix, clock_us=clock, timer_us=clock, **options)
+    # A busy machine is no store that is down.
+    return AsyncOnlineStore(url, prefix=prefix, clock_us=clock, timer_us=clock, timeout_s=10.0, **options)
 
 
 class TestReading:
@@ -310,7 +311,7 @@ class TestSync:
         asyncio.run(write(redis_url, prefix, CRITICAL, *({"user_id": f"u{i}", "n": i} for i in range(20))))
         found: list[int] = []
 
-        with OnlineStore(redis_url, prefix=prefix, clock_us=Clock()) as store:
+        with OnlineStore(redis_url, prefix=prefix, clock_us=Clock(), timeout_s=10.0) as store:
 
             def read(i: int) -> None:
                 for _ in range(20):

@@ -49,7 +49,7 @@ async def write(
 
 
 async def read(url: str, prefix: str, entity: str = "UA1", *, ttl_us: int | None = None, now_us: int = T0_US) -> Any:
-    async with AsyncOnlineStore(url, prefix=prefix, clock_us=lambda: now_us) as store:
+    async with AsyncOnlineStore(url, prefix=prefix, clock_us=lambda: now_us, timeout_s=10.0) as store:
         (value,) = await store.read_scores(LATE_ARRIVAL, [entity], ttl_us=ttl_us)
     return value
 
