@@ -32,6 +32,7 @@ from schemas.source import EventSource
 from schemas.time import MINUS_INFINITY_US
 from schemas.view import FeatureView
 from streams.agents.feature_topic import decode_feature_rows
+from streams.dead_letter import find_addressed
 from streams.decoding import decode
 from streams.repartition import RepartitionedRows
 from streams.sinks.offline import open_table, read_features, table_schema, table_uri
@@ -205,7 +206,7 @@ def _check_source(
                 dead.append((int(facts["headrace.partition"]), int(facts["headrace.offset"])))
     seen = pl.DataFrame(dead, schema={"partition": pl.Int64, "offset": pl.Int64}, orient="row")
     seen = pl.concat([early.select("partition", "offset"), seen])
-    raw, unseen = _unseen_records(brokers, source, seen)
+    raw, unseen = _unseen_records(brokers, view, source, seen)
     if view.emit != "every_event":
         # The other modes leave admitted rows without an as-of row of their own: only the dead letters can be told.
         detail = f"{raw:,} records, {_letters(reasons)}, emits {view.emit}"
@@ -230,14 +231,19 @@ def _letters(reasons: Counter[str]) -> str:
     return f"{reasons.total():,} dead letters" + (f" ({by_reason})" if by_reason else "")
 
 
-def _unseen_records(brokers: str, source: EventSource, seen: pl.DataFrame) -> tuple[int, pl.DataFrame]:
+def _unseen_records(
+    brokers: str, view: FeatureView, source: EventSource, seen: pl.DataFrame
+) -> tuple[int, pl.DataFrame]:
     """Count the raw records, and give the event times of those that are neither in an as-of row nor dead letters."""
     offsets = {int(number): part["offset"].to_numpy() for (number,), part in seen.group_by("partition")}
     schema = {"partition": pl.Int64, "offset": pl.Int64, "event_time_us": pl.Int64}
     raw, frames = 0, [pl.DataFrame(schema=schema)]
     for batch in read_topic(brokers, source.topic):
-        raw += len(batch)
-        left = np.setdiff1d(batch.offsets, offsets.get(batch.partition, np.empty(0, np.int64)), assume_unique=True)
+        # What was sent again for other views alone is none of this one's.
+        others = [o for o, views in find_addressed(batch.offsets, batch.headers).items() if view.name not in views]
+        raw += len(batch) - len(others)
+        seen_offsets = np.union1d(offsets.get(batch.partition, np.empty(0, np.int64)), np.array(others, np.int64))
+        left = np.setdiff1d(batch.offsets, seen_offsets, assume_unique=True)
         if not len(left):
             continue
         decoded = decode(batch.take(np.searchsorted(batch.offsets, left)), source.schema).rows

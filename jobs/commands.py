@@ -50,6 +50,7 @@ COMMANDS: Final = {
     "bench": _Entry("bench_command", "bench", "Look", "Measure how fast it is, next to what it is compared with."),
     "audit": _Entry("audit", "audit", "Look", "Check that topics, stores and scores add up, to the row."),
     "consume": _Entry("consume", "consume", "Look", "Print the committed records of a topic, one JSON object a line."),
+    "dlq": _Entry("dlq", "app", "Look", "Look at rows that are in no feature or score, and send them again."),
     "freshness": _Entry(
         "freshness", "freshness", "Look", "Check that features are readable within the time that their views promise."
     ),

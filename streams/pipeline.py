@@ -4,7 +4,7 @@ Pure but for the engines' and routers' state: no I/O and no clock. The features 
 """
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -134,7 +134,7 @@ class PartitionPipeline:
         seen: set[tuple[int, str]] = set()
         for name in self.engines:
             start = self._starts[name]
-            fresh = _from_offset(read.rows, "_offset", self._next_offsets[name])
+            fresh = _from_offset(_meant_for(read, {name}), "_offset", self._next_offsets[name])
             result = self._step(name, fresh, processing_time_us=processing_time_us)
             made = _from_offset(result.rows, "source_offset", start.emit_from)
             context = self._with_context(made, self._views[name], computed_time_us=computed_time_us, epoch=epoch)
@@ -144,7 +144,8 @@ class PartitionPipeline:
             watermarks[name] = result.watermark_us
         routed = {}
         for router, views in self.routers.items():
-            routed[router.topic] = router.route(batch, read.rows, processing_time_us=processing_time_us)
+            rows_on = _meant_for(read, {view.name for view in views})
+            routed[router.topic] = router.route(batch, rows_on, processing_time_us=processing_time_us)
             rejected += [self._of_view(routed[router.topic].rejected, view.name, seen) for view in views]
         return Processed(
             rows=rows,
@@ -248,6 +249,14 @@ def _joined(results: Sequence[StepResult]) -> StepResult:
             **{f.name: sum(getattr(result.counts, f.name) for result in results) for f in fields(StepCounts)}
         ),
     )
+
+
+def _meant_for(read: ReadRows, views: Set[str]) -> pa.Table:
+    """Leave out what was sent again for other views alone: these have counted it the first time."""
+    others = [offset for offset, addressed in read.addressed.items() if not addressed & views]
+    if not others:
+        return read.rows
+    return read.rows.filter(pc.invert(pc.is_in(read.rows.column("_offset"), value_set=pa.array(others, pa.int64()))))
 
 
 def _with_origin(rows: pa.Table, read: ReadRows) -> pa.Table:

@@ -28,6 +28,7 @@ from schemas.source import EventSource
 from schemas.time import MINUS_INFINITY_US
 from schemas.view_input import ViewInput
 from streams.batch import Headers, RawBatch
+from streams.dead_letter import find_addressed
 from streams.decoding import arrival_times_us, decode
 from streams.windowing.admission import Rejections, Screen
 from streams.windowing.idleness import IdleClock
@@ -279,10 +280,12 @@ class ReadRows(Protocol):
     Attributes:
         rows: What the engines take, in offset order.
         rejected: :data:`schemas.row.REJECTED_COLUMNS` of the rows that are in none.
+        addressed: By offset, the names of the views that a row sent again is meant for alone.
     """
 
     rows: pa.Table
     rejected: pa.Table
+    addressed: dict[int, frozenset[str]]
 
     def arrived_us(self, offsets: NDArray[np.int64]) -> NDArray[np.int64]:
         """When the records at these offsets of the topic that was read came to the broker."""
@@ -300,6 +303,7 @@ class SourceRows:
     def __init__(self, batch: RawBatch, source: EventSource) -> None:
         decoded = decode(batch, source.schema)
         self.rows, self.rejected = decoded.rows, decoded.rejected
+        self.addressed = find_addressed(batch.offsets, batch.headers) if batch.has_headers else {}
         self._batch = batch
         self._arrived_us = arrival_times_us(batch)
 
@@ -338,6 +342,7 @@ class RepartitionedRows:
         self._offsets = batch.offsets[own]
         self._payloads = [parts[at][2] if parts[at][1] else None for at in own.tolist()]
         self._headers = [_headers_of_text(headers) for headers in self._envelopes.column("headers").to_pylist()]
+        self.addressed = find_addressed(self._offsets, self._headers)
         self._arrived_us = self._envelopes.column("broker_time_us").to_numpy().copy()
         self._place = place
         schema = record_schema(view_input)
