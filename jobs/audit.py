@@ -126,7 +126,7 @@ def _add_up(
         rows = _feature_rows(brokers, view)
         for source in view.sources:
             tell(f"{view.name}: reading {source.topic} and its dead letters")
-        checks += _check_sources(brokers, view, rows)
+        checks += _check_sources(brokers, view, rows, application.name)
         tell(f"{view.name}: reading Delta and Redis")
         checks += _check_offline(delta, view, rows)
         checks += asyncio.run(_check_online(redis_url, view, rows))
@@ -150,14 +150,14 @@ def _feature_rows(brokers: str, view: FeatureView) -> pl.DataFrame:
     return frame
 
 
-def _check_sources(brokers: str, view: FeatureView, rows: pl.DataFrame) -> list[Check]:
+def _check_sources(brokers: str, view: FeatureView, rows: pl.DataFrame, application: str) -> list[Check]:
     early = rows.filter(pl.col("pane") == Pane.EARLY)
     if not view.input.is_repartitioned:
         (source,) = view.sources
         places = {"partition": "source_partition", "offset": "source_offset"}
         early = early.select("watermark", **{name: pl.col(column) for name, column in places.items()})
         return _check_source(brokers, view, source, early, None)
-    routed = _routed_records(brokers, view)
+    routed = _routed_records(brokers, view, application)
     checks = []
     for source in view.sources:
         places = {"partition": "origin_partition", "offset": "origin_offset"}
@@ -172,13 +172,13 @@ def _check_sources(brokers: str, view: FeatureView, rows: pl.DataFrame) -> list[
     return checks
 
 
-def _routed_records(brokers: str, view: FeatureView) -> pl.DataFrame:
+def _routed_records(brokers: str, view: FeatureView, application: str) -> pl.DataFrame:
     """The events on a repartition topic, each with the watermark that it was judged against."""
     schema = {"topic": pl.String, "partition": pl.Int64, "offset": pl.Int64, "watermark_us": pl.Int64}
     frames = [pl.DataFrame(schema=schema)]
     merged: dict[int, tuple[InputWatermarks, int]] = {}
     for batch in read_topic(brokers, view.input.topic):
-        read = RepartitionedRows(batch, view.input)
+        read = RepartitionedRows(batch, view.input, application=application)
         if not read.rows.num_rows:
             continue
         records = read.rows.combine_chunks()

@@ -85,6 +85,7 @@ class PartitionPipeline:
         source: What is read: an event source, or what stands on a repartition topic.
         views: The views over it.
         partition: The partition.
+        application: Name of the application, whose rows are read from a repartition topic.
         routers: Of a source, where its rows go on to, each with the views that read it there.
         starts: Where each view starts; a view that is not named starts empty at the first row, emitting all.
         reject_from: First source offset whose row goes to the dead letters where it is bad for every view: a view that
@@ -97,6 +98,7 @@ class PartitionPipeline:
         views: Sequence[FeatureView],
         *,
         partition: int,
+        application: str = "",
         routers: Mapping[Router, Sequence[FeatureView]] | None = None,
         starts: Mapping[str, ViewStart] | None = None,
         reject_from: int = 0,
@@ -104,6 +106,7 @@ class PartitionPipeline:
         self.source = source
         self.partition = partition
         self.routers = dict(routers or {})
+        self._application = application
         self._reject_from = reject_from
         self._views = {view.name: view for view in views}
         self._starts = {view.name: (starts or {}).get(view.name, ViewStart()) for view in views}
@@ -127,7 +130,7 @@ class PartitionPipeline:
         if isinstance(self.source, EventSource):
             read = SourceRows(batch, self.source)
         else:
-            read = RepartitionedRows(batch, self.source)
+            read = RepartitionedRows(batch, self.source, application=self._application)
         rows, counts, watermarks = {}, {}, {}
         undecoded = read.rejected.append_column("view", pa.nulls(read.rejected.num_rows, pa.string()))
         rejected = [_from_offset(undecoded, "_offset", self._reject_from)]

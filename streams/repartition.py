@@ -7,8 +7,9 @@ the engine takes. Whether a row is late, a copy or an overflow is decided there,
 A record on the topic is one line of JSON that says where the row comes from and how far the watermark of its partition
 was before it and is after it, then the payload as it came. Its key is the entity key as text: whoever writes to a topic
 of as many partitions by Kafka's default partitioner agrees on where an entity is. A record without a key and a payload
-is a heartbeat: the watermark of a partition that has nothing to say to this one, and whether it is idle. Records carry
-the hash of the sources' definitions; those of another one are passed over, so that a changed source is routed anew.
+is a heartbeat: the watermark of a partition that has nothing to say to this one, and whether it is idle. Records say on
+whose account they are there: the application's, and by which definition of the sources. Those of another one are passed
+over, so that a changed source is routed anew, and two applications that read one topic do not see each other's rows.
 
 Pure but for the routers' state: no I/O and no clock.
 """
@@ -36,7 +37,7 @@ from streams.wire import decode_rows, encode_keys, encode_rows
 
 _ENVELOPE: Final = pa.schema(
     [
-        pa.field("definition", pa.string()),
+        pa.field("route", pa.string()),
         pa.field("topic", pa.string()),
         pa.field("partition", pa.int64()),
         pa.field("partitions", pa.int64()),
@@ -146,6 +147,7 @@ class Router:
         view_input: What is read from the topic; the source is one of its sources.
         partition: The partition.
         n_partitions: How many partitions the source has.
+        application: Name of the application that they are sent on for.
         state: Where to go on.
     """
 
@@ -156,6 +158,7 @@ class Router:
         *,
         partition: int,
         n_partitions: int,
+        application: str = "",
         state: RouteState | None = None,
     ) -> None:
         state = state or RouteState()
@@ -163,7 +166,7 @@ class Router:
         self.view_input = view_input
         self.next_offset = state.next_offset
         self._key = view_input.entity.key
-        self._definition_hash = view_input.definition_hash
+        self._route = route_name(view_input, application)
         self._source = source
         self._place = {"partition": partition, "partitions": n_partitions}
         self._admission = SourceAdmission(source, key=self._key, watermark_us=state.watermark_us)
@@ -227,7 +230,7 @@ class Router:
         return [b"%b\n%b" % (line, batch.values[position]) for line, position in zip(envelopes, at, strict=True)]
 
     def _envelopes(self, n_rows: int, **columns: Any) -> list[bytes]:
-        fixed = {"definition": self._definition_hash, "topic": self._source.topic, "is_idle": False, **self._place}
+        fixed = {"route": self._route, "topic": self._source.topic, "is_idle": False, **self._place}
         arrays = []
         for field in _ENVELOPE:
             if (values := columns.get(field.name)) is not None:
@@ -327,7 +330,7 @@ class RepartitionedRows:
         DecodeError: A record is none of a router; only Headrace writes to these topics, so the worker must stop.
     """
 
-    def __init__(self, batch: RawBatch, view_input: ViewInput) -> None:
+    def __init__(self, batch: RawBatch, view_input: ViewInput, *, application: str = "") -> None:
         place = f"{batch.topic}-{batch.partition} from offset {batch.next_offset - len(batch)}"
         parts = [(value or b"").partition(b"\n") for value in batch.values]
         try:
@@ -336,7 +339,7 @@ class RepartitionedRows:
             msg = f"{place}: {exc}; only Headrace may write to a repartition topic"
             raise DecodeError(msg) from exc
         own = np.flatnonzero(
-            pc.fill_null(pc.equal(envelopes.column("definition"), view_input.definition_hash), False).to_numpy()
+            pc.fill_null(pc.equal(envelopes.column("route"), route_name(view_input, application)), False).to_numpy()
         )
         self._envelopes = envelopes.take(pa.array(own)).combine_chunks()
         self._offsets = batch.offsets[own]
@@ -434,6 +437,11 @@ class RepartitionedRows:
             f"origin_{name}": self._envelopes.column(name).take(at).combine_chunks()
             for name in ("topic", "partition", "offset")
         }
+
+
+def route_name(view_input: ViewInput, application: str) -> str:
+    """Say on whose account rows are on a repartition topic."""
+    return f"{view_input.definition_hash}/{application}"
 
 
 def record_schema(view_input: ViewInput) -> pa.Schema:

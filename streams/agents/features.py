@@ -83,6 +83,7 @@ class FeaturesWorker:
         commit_interval_s: float = 0.1,
     ) -> None:
         self._topology = connect(views)
+        self._application = application
         self._partitions: Mapping[str, int] = {}
         self._kafka = {"bootstrap.servers": brokers}
         self._metrics = metrics
@@ -241,7 +242,14 @@ class FeaturesWorker:
         if (heartbeat := router.heartbeat()) is not None:
             for partition in range(self._partitions[router.topic]):
                 await self._epoch.write(router.topic, key=None, value=heartbeat, partition=partition)
-        await write_route(self._epoch, router.view_input, router.state, source=tp[0], partition=tp[1])
+        await write_route(
+            self._epoch,
+            router.view_input,
+            router.state,
+            application=self._application,
+            source=tp[0],
+            partition=tp[1],
+        )
 
     async def _release(self, _: set[Partition], __: bool) -> bool:
         async with self._lock:
@@ -275,7 +283,8 @@ class FeaturesWorker:
         routed = {topic: ways for topic, ways in self._topology.routes.items() if topic in topics}
         ways = sorted({way for ways in routed.values() for way in ways})
         self._partitions = count_partitions(self._kafka, [*routed, *ways]) if routed else {}
-        return read_routes(self._kafka, [self._topology.inputs[way] for way in ways])
+        inputs = [self._topology.inputs[way] for way in ways]
+        return read_routes(self._kafka, inputs, application=self._application)
 
     def _restore_partition(
         self,
@@ -297,6 +306,7 @@ class FeaturesWorker:
                 self._topology.inputs[way],
                 partition=partition,
                 n_partitions=self._partitions[topic],
+                application=self._application,
                 state=routes.get((way, topic, partition)),
             ): self._topology.views[way]
             for way in self._topology.routes.get(topic, ())
@@ -308,6 +318,7 @@ class FeaturesWorker:
             self._topology.inputs.get(topic) or self._topology.sources[topic],
             self._views(topic),
             partition=partition,
+            application=self._application,
             routers=routers,
             starts=starts,
             reject_from=rejected_to,

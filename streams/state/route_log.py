@@ -1,8 +1,8 @@
 """How far the rows of each partition of a source have gone to a repartition topic, on a compacted topic beside it.
 
-A record for each partition of each source, keyed by the definition of what is on the repartition topic: a changed one
-begins at the start of the source. Written inside the epoch that routes the rows and commits the source's offsets, so
-that each row is routed exactly once, whatever becomes of the group's offsets.
+A record for each partition of each source, keyed by the application and the definition of what is on the repartition
+topic: a changed one begins at the start of the source. Written inside the epoch that routes the rows and commits the
+source's offsets, so that each row is routed exactly once, whatever becomes of the group's offsets.
 """
 
 import json
@@ -17,7 +17,7 @@ from confluent_kafka.admin import AdminClient
 from schemas.errors import ServiceError, StateVersionError
 from schemas.view_input import ViewInput
 from streams.ports import EpochWriter
-from streams.repartition import RouteState
+from streams.repartition import RouteState, route_name
 from streams.state.changelog import read_committed, state_topic
 
 _TIMEOUT_S: Final = 15.0
@@ -30,19 +30,22 @@ def route_topic(view_input: ViewInput) -> str:
 
 
 async def write_route(
-    epoch: EpochWriter, view_input: ViewInput, state: RouteState, *, source: str, partition: int
+    epoch: EpochWriter, view_input: ViewInput, state: RouteState, *, application: str, source: str, partition: int
 ) -> None:
     """Write how far a partition of a source has been routed."""
-    key = f"{view_input.definition_hash}/{source}/{partition}"
+    key = f"{route_name(view_input, application)}/{source}/{partition}"
     await epoch.write(route_topic(view_input), key=key.encode(), value=json.dumps(asdict(state)).encode())
 
 
-def read_routes(kafka: Mapping[str, Any], inputs: Sequence[ViewInput]) -> dict[tuple[str, str, int], RouteState]:
+def read_routes(
+    kafka: Mapping[str, Any], inputs: Sequence[ViewInput], *, application: str
+) -> dict[tuple[str, str, int], RouteState]:
     """Read how far the sources of repartition topics have been routed. Blocks.
 
     Args:
         kafka: librdkafka configuration of the client (``bootstrap.servers`` and the like).
         inputs: What stands on the repartition topics.
+        application: Name of the application.
 
     Returns:
         By repartition topic, source and its partition; one that has never been routed is not in it.
@@ -55,7 +58,7 @@ def read_routes(kafka: Mapping[str, Any], inputs: Sequence[ViewInput]) -> dict[t
         return {}
     counts = count_partitions(kafka, [route_topic(view_input) for view_input in inputs])
     records = {
-        (route_topic(view_input), partition): _Routes(view_input)
+        (route_topic(view_input), partition): _Routes(view_input, application)
         for view_input in inputs
         for partition in range(counts[route_topic(view_input)])
     }
@@ -66,13 +69,14 @@ def read_routes(kafka: Mapping[str, Any], inputs: Sequence[ViewInput]) -> dict[t
 @dataclass
 class _Routes:
     view_input: ViewInput
+    application: str
     states: dict[tuple[str, str, int], RouteState] = field(default_factory=dict)
 
     def add(self, message: Message) -> None:
         place = f"record at {message.topic()}-{message.partition()}@{message.offset()}"
         try:
-            definition, source, partition = (message.key() or b"").decode().rsplit("/", 2)
-            if definition != self.view_input.definition_hash or (value := message.value()) is None:
+            route, source, partition = (message.key() or b"").decode().rsplit("/", 2)
+            if route != route_name(self.view_input, self.application) or (value := message.value()) is None:
                 return
             self.states[self.view_input.topic, source, int(partition)] = RouteState(**json.loads(value))
         except (ValueError, TypeError) as exc:

@@ -210,3 +210,32 @@ def test_a_view_over_two_topics_has_every_row_of_both_and_closes_by_the_slower_o
     assert bench.dead() == []
     watermark = max(parse_rfc3339_us(row["watermark"]) for row in rows if row["watermark"] is not None)
     assert watermark <= (T0_MS + 69_000 - 5_000) * 1_000
+
+
+def test_two_applications_that_read_one_topic_by_one_key_do_not_see_each_other_s_rows(
+    bench: RoutedWorkbench, kafka: str, tmp_path: Path
+) -> None:
+    bench.define()
+    bench.start()
+    bench.send_events(100, partition=0)
+    bench.drain()
+    bench.stop()
+    (tmp_path / "second").mkdir()
+    second = RoutedWorkbench(kafka, tmp_path / "second")
+    second.topic = bench.topic
+    second.define()
+    application = (second.directory / "shop.py").read_text()
+    (second.directory / "shop.py").write_text(f'NAME = "second_{second.name}"\n{application}')
+    second.start()
+    try:
+        second.until(lambda: len(second.rows("category")) >= 100, "the second application has rows")
+        second.until(
+            lambda: is_caught_up(kafka, f"headrace.second_{second.name}.features", bench.repartition_topic), "all read"
+        )
+    finally:
+        second.stop()
+    bench.start()
+    bench.send_events(50, partition=0)
+    bench.drain()
+    assert second.origins() == Counter({(0, offset): 1 for offset in range(100)})
+    assert bench.origins() == Counter({(0, offset): 1 for offset in range(150)})

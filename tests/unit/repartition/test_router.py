@@ -219,12 +219,21 @@ def test_records_of_another_definition_are_passed_over() -> None:
     assert arrived.record(12)[0].values == [event(3)]
 
 
+def test_rows_of_another_application_are_passed_over() -> None:
+    view_input = make_input()
+    other = Router(view_input.sources[0], view_input, partition=2, n_partitions=3, application="other")
+    theirs = sent(other, make_batch([event(1)], topic="test.events"))
+    mine = sent(make_router(view_input), make_batch([event(1)], topic="test.events"))
+
+    assert read(view_input, [*theirs, *mine]).rows["_offset"].to_pylist() == [1]
+
+
 @pytest.mark.parametrize(
     ("value", "words"),
     [
         (b"", "no feature row"),
         (b"{}\x00", "no feature row"),
-        (b'{"definition": 5}\n{}', "only Headrace may write"),
+        (b'{"route": 5}\n{}', "only Headrace may write"),
     ],
 )
 def test_a_record_of_another_writer_stops_the_partition(value: bytes, words: str) -> None:

@@ -57,18 +57,23 @@ class Message:
 def log(monkeypatch: pytest.MonkeyPatch) -> Log:
     made = Log()
 
-    def read(_: Any, records: Any) -> None:
+    def read_all(_: Any, records: Any) -> None:
         sink = records[route_topic(INPUT), 1]
         for content in made.records:
             sink.add(Message(content))
 
     monkeypatch.setattr(route_log, "count_partitions", lambda _, topics: dict.fromkeys(topics, 2))
-    monkeypatch.setattr(route_log, "read_committed", read)
+    monkeypatch.setattr(route_log, "read_committed", read_all)
     return made
 
 
-def write(log: Log, view_input: ViewInput, state: RouteState, *, partition: int = 3) -> None:
-    asyncio.run(write_route(log, view_input, state, source="test.events", partition=partition))
+def write(log: Log, view_input: ViewInput, state: RouteState, *, partition: int = 3, application: str = "shop") -> None:
+    place = {"application": application, "source": "test.events", "partition": partition}
+    asyncio.run(write_route(log, view_input, state, **place))
+
+
+def read(*inputs: ViewInput) -> dict[tuple[str, str, int], RouteState]:
+    return read_routes({}, inputs, application="shop")
 
 
 def test_the_newest_place_of_each_partition_is_read_again(log: Log) -> None:
@@ -76,27 +81,33 @@ def test_the_newest_place_of_each_partition_is_read_again(log: Log) -> None:
     write(log, INPUT, DONE)
     write(log, INPUT, RouteState(next_offset=2), partition=0)
 
-    assert read_routes({}, [INPUT]) == {
+    assert read(INPUT) == {
         (INPUT.topic, "test.events", 3): DONE,
         (INPUT.topic, "test.events", 0): RouteState(next_offset=2),
     }
+
+
+def test_another_application_has_places_of_its_own(log: Log) -> None:
+    write(log, INPUT, DONE, application="other")
+
+    assert read(INPUT) == {}
 
 
 def test_a_changed_source_begins_anew(log: Log) -> None:
     write(log, INPUT, DONE)
 
     assert CHANGED.topic == INPUT.topic
-    assert read_routes({}, [CHANGED]) == {}
+    assert read(CHANGED) == {}
 
 
-@pytest.mark.parametrize("record", [(b"position", b"{}"), (None, b"{}"), (b"%h/test.events/3", b'{"offset": 1}')])
+@pytest.mark.parametrize("record", [(b"position", b"{}"), (None, b"{}"), (b"%h/shop/test.events/3", b'{"offset": 1}')])
 def test_what_is_no_place_is_refused_with_what_to_do(log: Log, record: tuple[bytes | None, bytes]) -> None:
     key, value = record
     log.records.append((key and key.replace(b"%h", INPUT.definition_hash.encode()), value))
 
     with pytest.raises(StateVersionError, match=r"@3 is no place of a source .*delete state\.repartition\."):
-        read_routes({}, [INPUT])
+        read(INPUT)
 
 
 def test_nothing_is_asked_of_the_broker_where_nothing_is_routed() -> None:
-    assert read_routes({}, []) == {}
+    assert read() == {}
