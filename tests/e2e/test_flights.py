@@ -41,6 +41,7 @@ def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningPipeli
         running.supervisor.start([Role.SCORING, Role.SERVE])
         running.produce(MIDDLE, END)
         running.until_drained()
+        running.until_silent()
         yield running
 
 

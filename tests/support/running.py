@@ -1,6 +1,7 @@
 """A whole pipeline under test: services and workers of its own, in a directory of its own."""
 
 import contextlib
+import json
 import os
 import shutil
 import threading
@@ -21,7 +22,9 @@ from jobs.role import CONSUMERS, Role
 from jobs.scrape import Samples, scrape
 from jobs.settings import Settings
 from jobs.supervisor import Supervisor
+from jobs.topic_reader import read_topic
 from jobs.topics import ensure_topics, plan_topics
+from schemas.topology import connect
 
 POLL_S = 0.1
 SHIPPED_MODELS = Path(__file__).parents[2] / "model_repository"
@@ -130,6 +133,26 @@ class RunningPipeline:
                 within_s=within_s,
                 what=f"{role} has caught up with {topics}",
             )
+
+    def until_silent(self, *, within_s: float = 90.0) -> None:
+        """Wait until every source partition that is routed has been told to be idle, and what that fires is done.
+
+        Until then windows stay open behind a repartition topic whose sources have empty partitions.
+        """
+        for topic in connect(list(self.application.views.values())).inputs:
+            self.until(lambda topic=topic: all(self._idle_on(topic)), within_s=within_s, what=f"{topic} is idle")  # type: ignore[misc]  # bound now
+        self.until_drained(within_s=within_s)
+
+    def _idle_on(self, topic: str) -> list[bool]:
+        """What each source partition has last said on a repartition topic; at least one, not idle, before it has."""
+        said: dict[tuple[str, int], bool] = {}
+        n_partitions = 1
+        for batch in read_topic(self.kafka, topic):
+            for value in batch.values:
+                envelope = json.loads((value or b"").partition(b"\n")[0])
+                said[envelope["topic"], envelope["partition"]] = envelope["is_idle"]
+                n_partitions = envelope["partitions"]
+        return [*said.values(), *[False] * (n_partitions - len(said))]
 
     def scrape(self, *roles: Role) -> Samples:
         return scrape(self.ports[role] for role in roles or tuple(Role))
