@@ -188,7 +188,8 @@ class SessionState:
         newest_row = np.where(queries.maker < 0, path.n_shown[maker] - 1, queries.maker)
         rank = np.where(is_on_time, self.keys.ranks(queries.sessions.key), 0) if len(firings.maker) else 0 * maker
         end_us = np.where(is_on_time, queries.sessions.end_us, 0)
-        order = np.lexsort((rank, end_us, queries.phase, maker))
+        phase = np.where(is_on_time, -1, queries.phase) if path.moves_first else queries.phase
+        order = np.lexsort((rank, end_us, phase, maker))
         queries, maker, newest_row = queries.take(order), maker[order], newest_row[order]
         shown, is_early = queries.sessions, queries.kind == EARLY
         watermark_us = path.after_us[maker]

@@ -25,6 +25,8 @@ class WatermarkPath:
         after_us: ``(n_steps,)`` watermark after each step; a batch has at least one.
         step: ``(n_rows,)`` the step at which each row makes what it makes, rising.
         n_shown: ``(n_steps,)`` number of rows that what a step closes shows, rising.
+        moves_first: Whether a row moves the watermark before it is taken in, so that what it reaches fires before
+            what the row changes.
     """
 
     start_us: int
@@ -32,12 +34,13 @@ class WatermarkPath:
     after_us: Ints
     step: Ints
     n_shown: Ints
+    moves_first: bool
 
     @classmethod
     def by_rows(cls, before_us: Ints, after_us: Ints) -> "WatermarkPath":
         """Each row moves the watermark after it was taken in; at least one row."""
         steps = np.arange(len(after_us), dtype=np.int64)
-        return cls(int(before_us[0]), before_us, after_us, steps, steps + 1)
+        return cls(int(before_us[0]), before_us, after_us, steps, steps + 1, moves_first=False)
 
     @classmethod
     def by_records(cls, start_us: int, moved_us: Ints, rows: Ints) -> "WatermarkPath":
@@ -49,12 +52,13 @@ class WatermarkPath:
             rows: Positions of the admitted rows among the records.
         """
         n_shown = np.searchsorted(rows, np.arange(len(moved_us)))
-        return cls(start_us, moved_us[rows], moved_us, rows, n_shown.astype(np.int64))
+        return cls(start_us, moved_us[rows], moved_us, rows, n_shown.astype(np.int64), moves_first=True)
 
     @classmethod
     def single(cls, before_us: int, after_us: int) -> "WatermarkPath":
         """One step without a row."""
-        return cls(before_us, _NOTHING, np.array([after_us]), _NOTHING, np.zeros(1, dtype=np.int64))
+        nothing_shown = np.zeros(1, dtype=np.int64)
+        return cls(before_us, _NOTHING, np.array([after_us]), _NOTHING, nothing_shown, moves_first=True)
 
     @property
     def end_us(self) -> int:

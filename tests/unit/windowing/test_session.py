@@ -1,5 +1,6 @@
 """Sessions in batches: what is looked at row by row, and what becomes of a batch full of mergers."""
 
+import dataclasses
 from typing import Any
 
 import pyarrow.compute as pc
@@ -80,3 +81,24 @@ def test_rows_in_order_are_never_looked_at_one_by_one(monkeypatch: pytest.Monkey
     table, _, _ = run_engine(view, [event(i, at, "ab"[i % 3 == 0]) for i, at in enumerate(times)], splits=[50, 300])
 
     assert table.num_rows > len(times)
+
+
+def test_behind_a_repartition_topic_a_session_that_a_record_closes_fires_before_the_record_changes_it() -> None:
+    def record(offset: int, at: int, *, before: int | None, after: int) -> Row:
+        sender = {"_source": "test.events", "_source_partition": 0, "_source_partitions": 1}
+        told = {"_watermark": before, "_watermark_after": after, "_is_event": True, "_is_idle": False}
+        return event(offset, at) | {"_time": at} | told | sender
+
+    view = dataclasses.replace(make_view(key="", max_out_of_orderness="0s"), allowed_lateness="5s")
+    second = 1_000_000
+    records = [
+        record(0, 0, before=None, after=0),
+        record(1, 10 * second, before=0, after=10 * second),
+        record(2, 9 * second, before=10 * second, after=10 * second),
+    ]
+    whole, _, _ = run_engine(view, records)
+    singly, _, _ = run_engine(view, records, splits=[1, 2], restore=True)
+
+    made = [(row["pane"], row["pane_index"], row["n"]) for row in to_rows(whole) if row["source_offset"] == 2]
+    assert made == [("ON_TIME", 0, 1), ("EMPTY", 1, 0), ("LATE", 2, 3), ("EARLY", 3, 3)]
+    assert to_rows(singly) == to_rows(whole)
