@@ -1,18 +1,21 @@
 """The composition root: puts settings, definitions, adapters and agents together into the worker of a role."""
 
 import logging
+from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from typing import Any
 
 import faust
+from confluent_kafka import Consumer
 
-from jobs.application import Application, scored_model, scores_kept
+from jobs.application import Application, consumer_groups, scored_model, scores_kept
 from jobs.role import Role
 from jobs.settings import Settings
 from jobs.topics import ensure_topics, plan_topics
 from offline.card import load_card
 from schemas.errors import ConfigError
 from schemas.model import ModelSpec
+from schemas.topology import connect
 from streams.agents.features import FeaturesWorker
 from streams.agents.offline import OfflineWorker
 from streams.agents.online import OnlineWorker
@@ -28,13 +31,22 @@ from streams.observability.metrics import Metrics
 from streams.sinks.offline import OfflineWriter
 from streams.sinks.online import OnlineReader, OnlineWriter
 from streams.sinks.score_store import ScoreWriter
+from streams.transport.options import Partition
+from streams.transport.start import StartAt
 
 _PATIENCE_S = 6.0
 logger = logging.getLogger(__name__)
 
 
 def run_worker(
-    role: Role, application: Application, settings: Settings, *, worker_id: str, metrics_port: int, log_level: str
+    role: Role,
+    application: Application,
+    settings: Settings,
+    *,
+    worker_id: str,
+    metrics_port: int,
+    log_level: str,
+    start_at: str | None = None,
 ) -> None:
     """Run the worker of a role until SIGTERM; exits the process.
 
@@ -43,6 +55,7 @@ def run_worker(
         ServiceError: Kafka cannot be reached.
     """
     brokers, redis_url = settings.address("kafka"), settings.address("redis")
+    begin_at = None if start_at is None else _begin_at(start_at, role, application)
     planned = plan_topics(list(application.views.values()), list(application.models.values()))
     ensure_topics(brokers, planned, patience_s=_PATIENCE_S)
     metrics, health = Metrics(), Health()
@@ -54,6 +67,7 @@ def run_worker(
         lineage = stack.enter_context(LineageEmitter(events, stores=stores, metrics=metrics))
         logger.info("worker %s %s: metrics on %s, lineage in %s", role, worker_id, server.url, events)
         app = _compose(role, application, settings, worker_id=worker_id, metrics=metrics, lineage=lineage)
+        app.headrace.begin_at = begin_at
         try:
             run(
                 app,
@@ -68,6 +82,17 @@ def run_worker(
             if isinstance(app.crash_reason, ConfigError):
                 raise app.crash_reason from exc
             raise
+
+
+def _begin_at(
+    start_at: str, role: Role, application: Application
+) -> Callable[[Consumer, Collection[Partition]], dict[Partition, int]]:
+    _, topics = consumer_groups(application).get(role, ("", []))
+    if role is Role.FEATURES:
+        # What stands on a repartition topic was let in at its source.
+        topics = list(connect(list(application.views.values())).sources)
+    start = StartAt.parse(start_at, topics=topics)
+    return lambda consumer, partitions: start.resolve(consumer, [tp for tp in partitions if tp[0] in topics])
 
 
 def _compose(
@@ -89,7 +114,7 @@ def _compose(
     }
     match role:
         case Role.FEATURES:
-            return FeaturesWorker(views, worker_id=worker_id, **common).app
+            return FeaturesWorker(views, worker_id=worker_id, delivery=settings.delivery, **common).app
         case Role.ONLINE:
             kept = scores_kept(application)
             score_writer = ScoreWriter(redis_url) if kept else None
@@ -140,4 +165,5 @@ def _scoring(
         worker_id=worker_id,
         metrics=metrics,
         lineage=lineage,
+        delivery=settings.delivery,
     ).app

@@ -13,6 +13,7 @@ from jobs.directory import see_writable
 from jobs.role import Role
 from schemas.errors import ConfigError, ServiceError
 from schemas.time import parse_duration_us
+from streams.transport.options import Delivery
 
 _TRUE: Final = ("1", "true", "yes", "on")
 _FALSE: Final = ("0", "false", "no", "off")
@@ -248,6 +249,17 @@ class Settings:
             default="127.0.0.1",
             doc="Address of the HTTP API; 0.0.0.0 in a container.",
             read=str,
+        ),
+    ]
+    delivery: Annotated[
+        Delivery,
+        Variable(
+            "HEADRACE_DELIVERY",
+            kind=" or ".join(Delivery),
+            default=Delivery.EXACTLY_ONCE,
+            doc="exactly_once: features and scores are in the transaction of their offsets. at_least_once: they are "
+            "seen as soon as they are written, and after a failure some of them again.",
+            read=Delivery,
         ),
     ]
     kafka_jvm_flags: Annotated[

@@ -173,14 +173,16 @@ class Supervisor:
         self._ends[name] = [at for at in self._ends[name] if now - at <= _WINDOW_S] + [now]
         return len(self._ends[name])
 
-    def _spawn(self, role: Role, *, failures: int) -> _Child:
-        log = self._home / "logs" / f"worker-{role}.log"
+    def _command(self, role: Role) -> list[str]:
         argv = [sys.executable, "-m", "jobs.cli", "worker", "--role", role, "--parent", str(os.getpid())]
         # Not the default: a worker that somebody starts beside these has that.
         argv += ["--worker-id", f"{socket.gethostname()}-0"]
         argv += ["--metrics-port", str(self._ports[role]), "--log-level", self._log_level]
-        if role is Role.SERVE:
-            argv += ["--http-port", str(self._http_port)]
+        return [*argv, "--http-port", str(self._http_port)] if role is Role.SERVE else argv
+
+    def _spawn(self, role: Role, *, failures: int) -> _Child:
+        log = self._home / "logs" / f"worker-{role}.log"
+        argv = self._command(role)
         log_start = log.stat().st_size if log.exists() else 0
         process = spawn(argv, environment=self._environment, cwd=Path.cwd(), log=log)
         return _Child(

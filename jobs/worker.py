@@ -14,6 +14,7 @@ from jobs.application import load_recorded_application
 from jobs.log_level import LogLevel, LogLevelOption
 from jobs.role import Role
 from jobs.settings import Settings
+from schemas.errors import ConfigError
 
 _PARENT_POLL_S = 1.0
 
@@ -48,6 +49,16 @@ def worker(
             show_default="8080",
         ),
     ] = None,
+    start_at: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PLACE",
+            help="Where a group begins that has never committed: `beginning`, `end`, a time of the records such as "
+            "2026-01-31T09:00:00Z, or TOPIC:PARTITION=OFFSET of each partition, with commas between. A time after the "
+            "last record is the end.",
+            show_default="beginning",
+        ),
+    ] = None,
     log_level: LogLevelOption = LogLevel.INFO,
     parent: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
@@ -67,6 +78,9 @@ def worker(
         settings.check_delta()
     port = settings.role_metrics_port(role) if metrics_port is None else metrics_port
     if role is Role.SERVE:
+        if start_at is not None:
+            msg = "`--start-at` is given for role serve, which reads no topic; leave it out"
+            raise ConfigError(msg)
         from jobs.serve import run_server  # noqa: PLC0415
 
         own = settings.http_port if http_port is None else http_port
@@ -76,7 +90,15 @@ def worker(
     from jobs.composition import run_worker  # noqa: PLC0415
 
     worker_id = worker_id or socket.gethostname()
-    run_worker(role, application, settings, worker_id=worker_id, metrics_port=port, log_level=log_level)
+    run_worker(
+        role,
+        application,
+        settings,
+        worker_id=worker_id,
+        metrics_port=port,
+        log_level=log_level,
+        start_at=start_at,
+    )
 
 
 def _end_with(parent: int) -> None:

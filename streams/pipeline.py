@@ -54,11 +54,13 @@ class ViewStart:
 
     Attributes:
         parts: State of the engine, as ``WindowEngine.restore_parts`` takes it; none of an empty one.
+        begin: First source offset that is in the view.
         emit_from: First source offset whose rows go out.
         markers: Steps of the watermark after that state, in order, and maybe some before; what they fired has gone out.
     """
 
     parts: Sequence[bytes] = ()
+    begin: int = 0
     emit_from: int = 0
     markers: Sequence[WatermarkMarker] = ()
 
@@ -114,7 +116,9 @@ class PartitionPipeline:
             view.name: WindowEngine.restore_parts(view, self._starts[view.name].parts, source_partition=partition)
             for view in views
         }
-        self._next_offsets = {name: _after(engine.last_offset) for name, engine in self.engines.items()}
+        self._next_offsets = {
+            name: max(self._starts[name].begin, _after(engine.last_offset)) for name, engine in self.engines.items()
+        }
         self._markers = {name: deque(start.markers) for name, start in self._starts.items()}
         for name in self.engines:
             self._replay_markers(name)

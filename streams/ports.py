@@ -30,7 +30,7 @@ class OnlineFeatures(Protocol):
 
 
 class EpochWriter(Protocol):
-    """Writes into the open epoch: readers of committed data see all of an epoch or nothing."""
+    """Writes into the open epoch: readers of committed state see all of an epoch or nothing."""
 
     def begin(self) -> int:
         """Open the epoch unless it is open; returns its number, which rises from one to the next."""
@@ -45,7 +45,13 @@ class EpochWriter(Protocol):
         headers: list[tuple[str, bytes]] | None = None,
         partition: int | None = None,
     ) -> None:
-        """Write one record."""
+        """Write one record of state."""
+        ...
+
+    async def write_output(
+        self, topic: str, *, key: bytes | None, value: bytes | None, headers: list[tuple[str, bytes]] | None = None
+    ) -> None:
+        """Write one record that readers are to see; it may be seen again where an epoch is done again."""
         ...
 
 

@@ -43,7 +43,7 @@ async def write_dead_letter(epoch: EpochWriter, topic: str, batch: RawBatch, pos
     kept, cut = _cut(original) if _size(original) > MAX_RECORD_BYTES - _OWN_BYTES else (original, {})
     told = {**facts, **origin, **cut}
     own = [(f"headrace.{name}", str(fact).encode()[:_FACT_BYTES]) for name, fact in told.items() if fact is not None]
-    await epoch.write(topic, key=kept.key, value=kept.value, headers=[*kept.headers, *own])
+    await epoch.write_output(topic, key=kept.key, value=kept.value, headers=[*kept.headers, *own])
 
 
 def _size(record: _Original) -> int:

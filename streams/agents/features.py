@@ -30,7 +30,7 @@ from streams.repartition import Router, RouteState
 from streams.state.changelog import Changelog, ViewState, read_states
 from streams.state.route_log import count_partitions, read_routes, write_route
 from streams.transport.epoch import Epoch
-from streams.transport.options import CommittedOffset, ConsumerOptions, Partition
+from streams.transport.options import CommittedOffset, ConsumerOptions, Delivery, Partition
 from streams.wire import encode_keys, encode_rows
 
 logger = logging.getLogger(__name__)
@@ -49,12 +49,14 @@ class _Progress:
         next_offset: Source offset that is processed next.
         rejected_to: Source offset up to which rows that are bad for every view are on the dead-letter topic.
         changelogs: What is recorded of each view, by its name.
+        begin: Source offset that the views begin at, until that is recorded; 0 where they began before.
         state_due_s: When changes of state are written next, by the monotonic clock.
     """
 
     next_offset: int
     rejected_to: int
     changelogs: dict[str, Changelog]
+    begin: int = 0
     state_due_s: float = -math.inf
 
 
@@ -69,6 +71,7 @@ class FeaturesWorker:
         metrics: Where counts and watermarks go.
         lineage: Where lineage goes.
         commit_interval_s: Seconds between epochs.
+        delivery: How often a reader may see a row of an epoch that was done again.
     """
 
     def __init__(
@@ -81,6 +84,7 @@ class FeaturesWorker:
         metrics: Metrics,
         lineage: LineageEmitter,
         commit_interval_s: float = 0.1,
+        delivery: Delivery = Delivery.EXACTLY_ONCE,
     ) -> None:
         self._topology = connect(views)
         self._application = application
@@ -115,6 +119,7 @@ class FeaturesWorker:
             self._kafka,
             transactional_id=f"headrace.{group}.{worker_id}",
             group_metadata=lambda: self.app.consumer.poller.group_metadata,
+            delivery=delivery,
             before_commit=self._write_state,
         )
         for topic in self._topology.topics:
@@ -139,7 +144,8 @@ class FeaturesWorker:
         for view in self._views(batch.topic):
             await self._write_rows(view, processed.rows[view.name], partition=batch.partition)
         for topic, routed in processed.routed.items():
-            await self._epoch.write_rows(topic, partition=None, keys=routed.keys, values=routed.values)
+            # In the transaction, whatever the delivery: a row that came twice here would count twice.
+            await self._epoch.write_rows(topic, partition=None, keys=routed.keys, values=routed.values, is_output=False)
         await self._write_dead_letters(processed)
         self._progress[tp].next_offset = batch.next_offset
         for view in self._views(batch.topic):
@@ -233,7 +239,10 @@ class FeaturesWorker:
                 msg = f"{tp} is to be committed at {offset}, but its state is at {progress.next_offset}"
                 raise WindowingError(msg)
             for changelog in progress.changelogs.values():
+                if progress.begin:
+                    await changelog.write_begin(progress.begin)
                 await changelog.write_position(offset)
+            progress.begin = 0
             for router in self._pipelines[tp].routers:
                 await self._write_route(router, tp)
 
@@ -295,9 +304,15 @@ class FeaturesWorker:
     ) -> PartitionPipeline:
         topic, partition = tp
         starts, changelogs = {}, {}
+        is_known = any((view.name, partition) in states for view in self._views(topic))
+        is_known |= any((way, topic, partition) in routes for way in self._topology.routes.get(topic, ()))
+        # A group whose offsets have expired is none that begins: what its views and routers hold tells where they are.
+        begin = 0 if is_known else committed.begin or 0
         for view in self._views(topic):
-            state = states.get((view.name, partition), ViewState())
-            starts[view.name] = ViewStart(parts=state.parts, emit_from=state.emitted_to, markers=state.markers)
+            state = states.get((view.name, partition), ViewState(begin=begin, emitted_to=begin))
+            starts[view.name] = ViewStart(
+                parts=state.parts, begin=state.begin, emit_from=state.emitted_to, markers=state.markers
+            )
             changelogs[view.name] = Changelog(self._epoch, view, partition=partition, state=state)
         emitted_to = {name: start.emit_from for name, start in starts.items()}
         routers = {
@@ -307,7 +322,7 @@ class FeaturesWorker:
                 partition=partition,
                 n_partitions=self._partitions[topic],
                 application=self._application,
-                state=routes.get((way, topic, partition)),
+                state=routes.get((way, topic, partition), RouteState(next_offset=begin)),
             ): self._topology.views[way]
             for way in self._topology.routes.get(topic, ())
         }
@@ -324,7 +339,7 @@ class FeaturesWorker:
             reject_from=rejected_to,
         )
         self._progress[tp] = _Progress(
-            next_offset=pipeline.resume_offset, rejected_to=rejected_to, changelogs=changelogs
+            next_offset=pipeline.resume_offset, rejected_to=rejected_to, changelogs=changelogs, begin=begin
         )
         logger.info("%s-%d: from offset %d, rows go out from %s", topic, partition, pipeline.resume_offset, emitted_to)
         return pipeline

@@ -30,7 +30,7 @@ from streams.inference.scorer import Scored, Scorer, encode_scores, with_total_l
 from streams.lineage.openlineage import LineageEmitter
 from streams.observability.metrics import Metrics
 from streams.transport.epoch import Epoch
-from streams.transport.options import ConsumerOptions, Partition
+from streams.transport.options import ConsumerOptions, Delivery, Partition
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +70,7 @@ class ScoringWorker:
         metrics: Where counts and latency go.
         lineage: Where lineage goes.
         commit_interval_s: Seconds between epochs.
+        delivery: How often a reader may see a row of an epoch that was done again.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class ScoringWorker:
         metrics: Metrics,
         lineage: LineageEmitter,
         commit_interval_s: float = 0.1,
+        delivery: Delivery = Delivery.EXACTLY_ONCE,
     ) -> None:
         self._model = model
         self._served = served
@@ -126,6 +128,7 @@ class ScoringWorker:
             {"bootstrap.servers": brokers},
             transactional_id=f"headrace.{group}.{worker_id}",
             group_metadata=lambda: self.app.consumer.poller.group_metadata,
+            delivery=delivery,
         )
         consume(self.app, view.topic, self._handle, lock=self._scoring)
         self.app.task(self._score_when_due)

@@ -36,6 +36,9 @@ EVENT_DATE: Final = "event_date"
 _VIEW: Final = "headrace.view"
 _VERSION: Final = "headrace.view_version"
 _HASH: Final = "headrace.definition_hash"
+_PASSING: Final = re.compile(r"Generic (?!LocalFileSystem)\w+ error|os error (5|27|28|122)\b")
+"""What delta-rs says of storage that fails in the middle of a write: an object store, or a disk that is full or broken
+(EIO, EFBIG, ENOSPC, EDQUOT). It wraps them into errors of the table."""
 _ANSI: Final = re.compile(r"\x1b\[[0-9;]*m|↳")
 
 
@@ -276,6 +279,9 @@ def _mapped_errors(uri: str) -> Iterator[None]:
         msg = f"storage of {uri} is not available: {_plain(exc)}"
         raise SinkUnavailableError(msg) from exc
     except delta_errors.DeltaError as exc:
+        if _PASSING.search(str(exc)):
+            msg = f"storage of {uri} fails: {_plain(exc)}"
+            raise SinkUnavailableError(msg) from exc
         msg = f"table {uri} refused the write: {_plain(exc)}"
         raise SinkRejectedError(msg) from exc
 

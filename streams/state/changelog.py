@@ -1,12 +1,13 @@
 """What a features worker knows of a view, on a Kafka topic per view with one partition per source partition.
 
-Five kinds of records, each keyed by the definition it belongs to, so that the topic can be compacted and two versions
+Six kinds of records, each keyed by the definition it belongs to, so that the topic can be compacted and two versions
 of a view never read each other's state:
 
 ``changes``   what has changed in the engine's state since the changes before, by number (``WindowEngine.changes``);
 ``whole``     all of the state, as of some changes (``WindowEngine.snapshot``);
 ``bucket``    all of the state of one bucket of keys, as of some changes (``WindowEngine.bucket``);
 ``marker``    a step of the watermark that no row made (an idle partition), at its place among the rows;
+``begin``     the source offset that the view began at, where that is not the first one; written once.
 ``position``  the source offset up to which the view's rows have gone out. It ends what one epoch wrote: what no
               position follows was never committed.
 
@@ -47,7 +48,7 @@ _PROGRESS_S: Final = 2.0
 _MAX_ROWS: Final = 10_000
 _RETRY_S: Final = 0.1
 _NOT_YET: Final = (KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE)
-_KINDS: Final = "changes, whole, bucket, marker or position"
+_KINDS: Final = "changes, whole, bucket, marker, begin or position"
 _WHOLE_BYTES: Final = 1_000_000
 """Largest state that is written whole; a bucket alone costs as much time as the state of many keys."""
 
@@ -57,11 +58,13 @@ class ViewState:
     """What the changelog holds of one view for one source partition.
 
     Attributes:
+        begin: Source offset that the view began at.
         emitted_to: Source offset up to which the view's rows have gone out.
         parts: The newest whole and of each bucket, and changes, as ``WindowEngine.restore_parts`` takes them.
         markers: Steps of the watermark since the newest changes, and maybe some before, in order.
     """
 
+    begin: int = 0
     emitted_to: int = 0
     parts: Sequence[bytes] = ()
     markers: Sequence[WatermarkMarker] = ()
@@ -179,6 +182,10 @@ class Changelog:
         self._markers.append(marker)
         content = {"after_offset": marker.after_offset, "watermark_us": marker.watermark_us}
         await self._write(_marker_key(marker), json.dumps(content).encode())
+
+    async def write_begin(self, offset: int) -> None:
+        """Write where the view began, with its first position."""
+        await self._write("begin", str(offset).encode())
 
     async def write_position(self, next_offset: int) -> None:
         """Write how far the view's rows have gone out; the last thing that an epoch writes of a view.
@@ -385,6 +392,7 @@ class _Records:
         if self.committed is None:
             return None
         return ViewState(
+            begin=self.committed.begin,
             emitted_to=self.committed.emitted_to,
             parts=tuple(self.committed.parts(self.view, self.partition)),
             markers=tuple(self.committed.markers.values()),
@@ -393,6 +401,7 @@ class _Records:
 
 @dataclass
 class _Content:
+    begin: int = 0
     emitted_to: int = 0
     chunks: dict[str, dict[int, Message]] = field(default_factory=dict)
     markers: dict[str, WatermarkMarker] = field(default_factory=dict)
@@ -403,6 +412,8 @@ class _Content:
         match kind:
             case "position":
                 self.emitted_to = int(value or 0)
+            case "begin":
+                self.begin = int(value or 0)
             case "marker" if value is not None:
                 self.markers[rest] = WatermarkMarker(**json.loads(value))
             case "marker":

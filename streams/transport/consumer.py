@@ -354,7 +354,8 @@ class ColumnarConsumer(FaustConsumer):  # type: ignore[misc]
         if self.options.prepare is not None:
             await self.options.prepare()
         committed = await self._read_committed(partitions)
-        starts = {tp: found.offset for tp, found in committed.items() if found.offset is not None}
+        begun = await self._begin_new(committed)
+        starts = {tp: found.offset for tp, found in committed.items() if found.offset is not None} | begun
         if self.options.start_offsets is not None:
             starts.update(await self.options.start_offsets(committed))
         if generation == self._generation:
@@ -362,9 +363,23 @@ class ColumnarConsumer(FaustConsumer):  # type: ignore[misc]
             # Where a new view goes over rows that others are through with, the group's offset goes back to there.
             self._committed_offset.update({TP(*tp): starts.get(tp) for tp in partitions})
             seeks = {tp: starts.get(tp, OFFSET_BEGINNING) for tp in partitions}
+            if begun := {TP(*tp): offset for tp, offset in starts.items() if tp in begun}:
+                async with self.options.lock:
+                    await self._commit_offsets(begun)
             await asyncio.wrap_future(self.poller.seek(seeks, generation=generation))
             self._moving_s += 0.0 if self._moving_since_s is None else time.monotonic() - self._moving_since_s
             self._moving_since_s = None
+
+    async def _begin_new(self, committed: dict[Partition, CommittedOffset]) -> dict[Partition, int]:
+        """Find where to begin in partitions of which nothing was committed, and note it beside them."""
+        new = [tp for tp, found in committed.items() if found.offset is None]
+        if self.options.begin_at is None or not new:
+            return {}
+        begin_at = self.options.begin_at
+        begins = await asyncio.wrap_future(self.poller.call(lambda consumer: begin_at(consumer, new)))
+        committed.update({tp: CommittedOffset(offset=None, begin=begin) for tp, begin in begins.items()})
+        logger.info("the group begins at %s", begins)
+        return begins
 
     async def _within_bounds(self, starts: Mapping[Partition, int]) -> dict[Partition, int]:
         """Move starts that the topic has lost to its first record; tell of the gap.

@@ -1,11 +1,21 @@
 """What an application decides about its consumer."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 Partition = tuple[str, int]
+
+
+class Delivery(StrEnum):
+    """How often a reader of committed data may see a row of an epoch that was done again."""
+
+    EXACTLY_ONCE = "exactly_once"
+    """Once: rows are in the transaction of their offsets."""
+    AT_LEAST_ONCE = "at_least_once"
+    """Once or more: rows are seen as they are written, and the offsets are committed once all of them are."""
 
 
 @dataclass(frozen=True)
@@ -15,10 +25,12 @@ class CommittedOffset:
     Attributes:
         offset: Offset that is read next; None where nothing was committed, or it has expired.
         metadata: Text that was committed with it.
+        begin: Where to begin where nothing was committed; None for the beginning of what is there.
     """
 
     offset: int | None
     metadata: str = ""
+    begin: int | None = None
 
 
 @dataclass(kw_only=True)
@@ -43,6 +55,9 @@ class ConsumerOptions:
             what is acknowledged do not agree, so that nothing may be committed.
         abandon: Called where the worker ends after a failure: undoes what is not committed, so that readers of
             committed data need not wait until the broker does.
+        begin_at: Finds where the group begins in partitions of which it has committed nothing, asked of the consumer on
+            its own thread; None for the beginning. What it finds is committed at once: the next start must not find
+            another place.
         has_failed: Set once a batch has failed half-way: nothing may be committed any more, the worker must end.
     """
 
@@ -55,4 +70,5 @@ class ConsumerOptions:
     lost: Callable[[Partition, int], None] | None = None
     release: Callable[[set[Partition], bool], Awaitable[bool]] | None = None
     abandon: Callable[[], Awaitable[None]] | None = None
+    begin_at: Callable[[Any, Collection[Partition]], dict[Partition, int]] | None = None
     has_failed: bool = False

@@ -1,3 +1,4 @@
+import resource
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from datetime import date
@@ -229,6 +230,20 @@ class TestFailures:
         assert caught.value.__cause__ is not None
         assert caught.value.retry_after_ms > 0
         assert "\x1b" not in str(caught.value)
+
+    def test_a_full_disk_is_unavailable_and_the_same_write_goes_on_once_there_is_room(self, tmp_path: Path) -> None:
+        writer = OfflineWriter(tmp_path)
+        writer.write(numbered(COUNTS, [1]), view=COUNTS, partition=0, offsets=[1])
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+        try:
+            with pytest.raises(SinkUnavailableError, match="File too large"):
+                writer.write(numbered(COUNTS, [2]), view=COUNTS, partition=0, offsets=[2])
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert stored(tmp_path) == [1]
+        writer.write(numbered(COUNTS, [2]), view=COUNTS, partition=0, offsets=[2])
+        assert stored(tmp_path) == [1, 2]
 
     def test_a_root_that_is_a_file_is_rejected(self, tmp_path: Path) -> None:
         root = tmp_path / "file"

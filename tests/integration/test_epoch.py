@@ -1,6 +1,7 @@
 """Epochs on a real Kafka: what a reader of committed data sees of them, whatever becomes of the writer."""
 
 import asyncio
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -10,14 +11,16 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer
 
+from infra.local.process import wait_until
 from infra.local.services import LocalServices
 from jobs.consumer_group import committed_offsets, place_group
 from jobs.topics import ensure_topics, plan_topics
 from schemas.errors import SinkError, SinkRejectedError
 from streams.transport import epoch as epoch_module
 from streams.transport.epoch import MAX_RECORD_BYTES, Epoch
+from streams.transport.options import Delivery
 from tests.support.feature_rows import make_view
-from tests.support.kafka import committed_values, join_group, make_group, make_topic
+from tests.support.kafka import TIMEOUT_S, committed_values, join_group, make_group, make_topic
 
 
 @dataclass
@@ -44,6 +47,10 @@ class Stage:
         """Offset that the group is committed at."""
         return committed_offsets(self.kafka, self.group, self.source).get(0)
 
+    def until_committed(self, offset: int) -> None:
+        """Wait until the group is committed there: the marker that ends a transaction comes a moment after it."""
+        assert wait_until(lambda: self.committed() == offset, timeout_s=TIMEOUT_S), self.committed()
+
     def values(self) -> list[bytes | None]:
         """What a reader of committed data sees of the output."""
         return committed_values(self.kafka, self.output)
@@ -66,7 +73,7 @@ async def test_rows_and_offsets_become_visible_together(stage: Stage) -> None:
     assert stage.committed() is None
     await epoch.commit({(stage.source, 0): 5})
     assert stage.values() == [b"one", b"two", b"three"]
-    assert stage.committed() == 5
+    stage.until_committed(5)
 
 
 async def test_epochs_have_numbers_that_rise(stage: Stage) -> None:
@@ -151,8 +158,61 @@ async def test_a_crash_after_any_step_of_a_commit_leaves_all_of_the_epoch_or_not
     if not done:
         await again.write(stage.output, key=None, value=b"row")
         await again.commit({(stage.source, 0): 1})
-    assert stage.committed() == 1
+    stage.until_committed(1)
     assert stage.values() == [b"row"]
+
+
+class TestAtLeastOnce:
+    async def test_rows_are_seen_at_once_and_state_and_offsets_together_with_the_commit(self, stage: Stage) -> None:
+        state = make_topic(stage.kafka, "state")
+        epoch = stage.epoch(delivery=Delivery.AT_LEAST_ONCE)
+        await epoch.start()
+        await epoch.write_rows(stage.output, partition=0, keys=[b"k"], values=[b"row"])
+        await epoch.write_output(stage.output, key=b"k", value=b"letter")
+        await epoch.write(state, key=b"k", value=b"state")
+        await epoch._until_acknowledged()
+        assert stage.values() == [b"row", b"letter"]
+        assert (stage.committed(), committed_values(stage.kafka, state)) == (None, [])
+        await epoch.commit({(stage.source, 0): 2})
+        stage.until_committed(2)
+        assert committed_values(stage.kafka, state) == [b"state"]
+
+    async def test_an_epoch_that_was_not_committed_is_done_again_and_its_rows_are_there_twice(
+        self, stage: Stage
+    ) -> None:
+        first = stage.epoch(delivery=Delivery.AT_LEAST_ONCE, before_commit=crash_later)
+        await first.start()
+        await first.write_output(stage.output, key=None, value=b"row")
+        with pytest.raises(CrashError):
+            await first.commit({(stage.source, 0): 1})
+        assert (stage.committed(), stage.values()) == (None, [b"row"])
+        again = stage.epoch(delivery=Delivery.AT_LEAST_ONCE)
+        await again.start()
+        await again.write_output(stage.output, key=None, value=b"row")
+        await again.commit({(stage.source, 0): 1})
+        stage.until_committed(1)
+        assert stage.values() == [b"row", b"row"]
+
+    async def test_offsets_are_not_committed_where_a_row_was_not_taken(self, stage: Stage) -> None:
+        small = make_topic(stage.kafka, "small", config={"max.message.bytes": "1000"})
+        epoch = stage.epoch(delivery=Delivery.AT_LEAST_ONCE)
+        await epoch.start()
+        await epoch.write_output(small, key=None, value=os.urandom(5_000))
+        with pytest.raises(SinkError, match=r"a record was not delivered: .*too large"):
+            await epoch.commit({(stage.source, 0): 1})
+        assert stage.committed() is None
+        await epoch.start()  # what was written before is void
+        await epoch.commit({(stage.source, 0): 1})
+        stage.until_committed(1)
+
+    async def test_a_zombie_cannot_commit(self, stage: Stage) -> None:
+        zombie, heir = (stage.epoch(delivery=Delivery.AT_LEAST_ONCE) for _ in range(2))
+        await zombie.start()
+        await heir.start()
+        await heir.commit({(stage.source, 0): 1})
+        with pytest.raises(SinkError, match="could not be committed"):
+            await zombie.commit({(stage.source, 0): 9})
+        stage.until_committed(1)
 
 
 async def test_a_zombie_of_the_same_name_is_fenced(stage: Stage) -> None:
@@ -165,7 +225,7 @@ async def test_a_zombie_of_the_same_name_is_fenced(stage: Stage) -> None:
     with pytest.raises(SinkError, match="could not be committed"):
         await zombie.commit({(stage.source, 0): 9})
     assert stage.values() == [b"heir"]
-    assert stage.committed() == 1
+    stage.until_committed(1)
 
 
 async def test_a_worker_whose_partitions_have_gone_to_another_cannot_commit_for_them(stage: Stage) -> None:
@@ -185,7 +245,7 @@ async def test_a_worker_whose_partitions_have_gone_to_another_cannot_commit_for_
     with pytest.raises(SinkError, match="could not be committed"):
         await late.commit({(stage.source, 0): 9})
     assert stage.values() == [b"owner"]
-    assert stage.committed() == 1
+    stage.until_committed(1)
 
 
 async def test_more_rows_than_the_send_queue_takes_arrive_in_order(stage: Stage) -> None:
@@ -247,12 +307,12 @@ async def test_where_a_group_stands_can_be_asked_while_its_offsets_are_in_an_ope
     await epoch.write(stage.output, key=None, value=b"row")
     await epoch.commit({(stage.source, 0): 7})
     assert asked == [3]
-    assert stage.committed() == 7
+    stage.until_committed(7)
 
 
 def test_a_group_without_members_can_be_placed(kafka: str, stage: Stage) -> None:
     place_group(kafka, stage.group, stage.source, {0: 42})
-    assert stage.committed() == 42
+    stage.until_committed(42)
 
 
 async def test_the_broker_may_be_started_again_between_epochs(make_services: Callable[..., LocalServices]) -> None:
@@ -271,7 +331,7 @@ async def test_the_broker_may_be_started_again_between_epochs(make_services: Cal
         await epoch.write(stage.output, key=None, value=b"after")
         await epoch.commit({(stage.source, 0): 2})
         assert stage.values() == [b"before", b"after"]
-        assert stage.committed() == 2
+        stage.until_committed(2)
 
 
 async def test_a_broker_that_cannot_be_reached_is_an_error_in_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,10 +9,11 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 from infra.local.process import exit_code
+from jobs.consumer_group import committed_offsets
 from jobs.scrape import scrape
 from streams.transport.epoch import MAX_RECORD_BYTES
 from tests.support.kafka import TIMEOUT_S
-from tests.support.workbench import N_PARTITIONS, T0_MS, Workbench, event
+from tests.support.workbench import GROUP, N_PARTITIONS, T0_MS, Workbench, event
 
 
 @pytest.fixture
@@ -127,6 +128,61 @@ def test_an_event_larger_than_any_dead_letter_is_cut_and_the_worker_goes_on(benc
     (letter,) = bench.dead()
     assert (letter["headrace.reason"], letter["headrace.offset"]) == (b"schema_violation", b"0")
     assert letter["headrace.value_sha256"] == hashlib.sha256(huge).hexdigest().encode()
+
+
+def test_at_least_once_a_killed_worker_sends_some_rows_again_and_counts_nothing_twice(bench: Workbench) -> None:
+    bench.settings["HEADRACE_DELIVERY"] = "at_least_once"
+    bench.define("a")
+    bench.start(module="tests.support.dying_worker state 2")
+    bench.send(100)
+    bench.send_values([b"no json"])
+    bench.until(lambda: len(bench.as_of("a")) > 0, "the first epoch is there")
+    bench.send(100)
+    worker = bench.worker
+    assert worker is not None
+    bench.until(lambda: not worker.is_alive(), "the worker dies after the rows of an epoch, before its commit")
+    bench.start()
+    bench.drain()
+    times = bench.as_of("a")
+    assert times.keys() == {(0, offset) for offset in range(201) if offset != 100}
+    assert set(times.values()) == {1, 2}
+    assert {letter["headrace.offset"] for letter in bench.dead()} == {b"100"}
+    values: dict[int, set[int]] = {}
+    for row in bench.rows("a"):
+        if row["pane"] == "EARLY":
+            values.setdefault(row["source_offset"], set()).add(row["x_2m"])
+    assert all(len(found) == 1 for found in values.values())
+
+
+def test_a_new_group_begins_at_its_end_and_a_restart_finds_the_same_place(bench: Workbench) -> None:
+    bench.define("a")
+    bench.make_topics()
+    bench.send(100)
+    bench.start("--start-at", "end")
+    bench.until(lambda: "the group begins at" in bench.log.read_text(), "the group has begun")
+    bench.until(lambda: committed_offsets(bench.brokers, GROUP, bench.topic) == {0: 100, 1: 0}, "it is committed")
+    bench.kill()
+    bench.send(50)  # to begin at the end again would leave these out
+    bench.start("--start-at", "end")
+    bench.drain()
+    assert bench.as_of("a") == Counter((0, offset) for offset in range(100, 150))
+    first = next(row for row in bench.rows("a") if row["pane"] == "EARLY")
+    assert first["x_2m"] == 1, "what is before does not count"
+    bench.kill()
+    bench.start()
+    bench.send(50)
+    bench.drain()
+    assert bench.as_of("a") == Counter((0, offset) for offset in range(100, 200))
+
+
+def test_a_start_in_seconds_is_refused_before_anything_is_done(bench: Workbench) -> None:
+    bench.define("a")
+    bench.start("--start-at", "1767225600")
+    worker = bench.worker
+    assert worker is not None
+    bench.until(lambda: not worker.is_alive(), "the worker ends")
+    assert exit_code(worker.pid) == 2
+    assert "2026-01-01T00:00:00.000000Z if it is in seconds" in " ".join(bench.log.read_text().split())
 
 
 def test_a_topic_that_was_made_again_is_refused(bench: Workbench) -> None:

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import shutil
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,7 +12,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from confluent_kafka import ConsumerGroupState
+from confluent_kafka.admin import AdminClient
+
 from infra.local.port import choose_ports
+from infra.local.process import ProcessIdentity, spawn
 from infra.local.service import SERVICE_NAMES
 from infra.local.services import LocalServices
 from jobs.application import Application, consumer_groups, load_application
@@ -25,9 +30,30 @@ from jobs.supervisor import Supervisor
 from jobs.topic_reader import read_topic
 from jobs.topics import ensure_topics, plan_topics
 from schemas.topology import connect
+from tests.support.kafka import TIMEOUT_S
 
 POLL_S = 0.1
 SHIPPED_MODELS = Path(__file__).parents[2] / "model_repository"
+
+
+class MortalSupervisor(Supervisor):
+    """A supervisor whose workers die at scheduled steps of their commits, one after the other.
+
+    Attributes:
+        deaths: By role, the steps that are still to be died at, each with how often it is passed before.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.deaths: dict[Role, list[tuple[str, int]]] = {}
+
+    def _command(self, role: Role) -> list[str]:
+        command = super()._command(role)
+        if not (deaths := self.deaths.get(role)):
+            return command
+        step, times = deaths.pop(0)
+        start = command.index("jobs.cli")
+        return [*command[:start], "tests.support.dying_worker", step, str(times), *command[start + 1 :]]
 
 
 class RunningPipeline:
@@ -62,7 +88,11 @@ class RunningPipeline:
         chosen = choose_ports(dict.fromkeys([*Role, "http"], 0))
         self.ports = {role: chosen[role] for role in Role}
         self.api = f"http://127.0.0.1:{chosen['http']}"
-        self.supervisor = Supervisor(home, environment=self.environment, ports=self.ports, http_port=chosen["http"])
+        self.supervisor = MortalSupervisor(
+            home, environment=self.environment, ports=self.ports, http_port=chosen["http"]
+        )
+        self.extras: dict[Role, ProcessIdentity] = {}
+        self.admin = AdminClient({"bootstrap.servers": self.kafka, "log_level": 2})
         self.restarts: list[str] = []
         self.sent: list[ProduceSummary] = []
         self._sent_share = 0.0
@@ -71,6 +101,21 @@ class RunningPipeline:
     def groups(self) -> Mapping[Role, tuple[str, list[str]]]:
         """Consumer group and topics of each role."""
         return consumer_groups(self.application)
+
+    def start_extra(self, role: Role) -> None:
+        """Start a second worker of a role."""
+        argv = [sys.executable, "-m", "jobs.cli", "worker", "--role", role, "--worker-id", "extra"]
+        log = self.home / "logs" / f"extra-{role}.log"
+        argv += ["--metrics-port", "0", "--parent", str(os.getpid())]
+        self.extras[role] = spawn(argv, environment=self.environment, cwd=Path.cwd(), log=log)
+
+    def members(self, role: Role) -> list[int] | None:
+        """How many partitions each member of a role's group has; None while it is being balanced."""
+        name, _ = self.groups[role]
+        group = self.admin.describe_consumer_groups([name])[name].result(TIMEOUT_S)
+        if group.state != ConsumerGroupState.STABLE:
+            return None
+        return [len(member.assignment.topic_partitions) for member in group.members]
 
     def make_topics(self, *, partitions: int) -> None:
         views, models = list(self.application.views.values()), list(self.application.models.values())
@@ -191,6 +236,8 @@ def running_pipeline(home: Path, *, has_model: bool) -> Iterator[RunningPipeline
         try:
             yield pipeline
         finally:
+            for extra in pipeline.extras.values():
+                extra.end(grace_s=TIMEOUT_S)
             pipeline.supervisor.stop()
 
 

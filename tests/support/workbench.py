@@ -72,14 +72,22 @@ class Workbench:
         return {**os.environ, **paths, **addresses, "HEADRACE_APP": "shop", **self.settings}
 
     def run(self, *arguments: str, module: str = "jobs.cli") -> ProcessIdentity:
-        argv = [sys.executable, "-m", module, *arguments]
+        argv = [sys.executable, "-m", *module.split(), *arguments]
         return spawn(argv, environment=self.environment(), cwd=self.directory, log=self.log)
 
-    def start(self, *options: str, module: str = "jobs.cli") -> None:
-        """Make the topics and start the worker; ``module`` is another one that runs the same command line."""
+    def make_topics(self) -> None:
         topics = self.run("topics", "--partitions", str(N_PARTITIONS))
         assert wait_until(lambda: not topics.is_alive(), timeout_s=TIMEOUT_S)
         assert exit_code(topics.pid) == 0, self.log.read_text()
+
+    def start(self, *options: str, module: str = "jobs.cli") -> None:
+        """Make the topics and start the worker.
+
+        Args:
+            options: More of its options.
+            module: Module that runs the command line, maybe with arguments of its own before it.
+        """
+        self.make_topics()
         self.worker = self.run(
             "worker", "--role", "features", "--metrics-port", str(self.port), *options, module=module
         )

@@ -48,7 +48,7 @@ class FakeEpoch:
         assert topic == SPEC.topic
         self.rows += values
 
-    async def write(self, topic: str, **record: Any) -> None:
+    async def write_output(self, topic: str, **record: Any) -> None:
         self.letters.append({"topic": topic, **record})
 
 

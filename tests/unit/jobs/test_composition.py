@@ -20,7 +20,7 @@ NO_LINEAGE: Any = None
 @pytest.fixture
 def app(monkeypatch: pytest.MonkeyPatch) -> Any:
     """An app that has crashed, and Faust that ends with code 1, as it does."""
-    made = SimpleNamespace(crash_reason=None)
+    made = SimpleNamespace(crash_reason=None, headrace=SimpleNamespace())
 
     def run(*_: Any, **__: Any) -> NoReturn:
         raise SystemExit(1)

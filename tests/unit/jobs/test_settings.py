@@ -22,6 +22,7 @@ def test_an_empty_environment_gives_the_defaults(monkeypatch: pytest.MonkeyPatch
     assert settings.metrics_port == 9101
     assert settings.kafka_jvm_flags == ()
     assert not settings.use_triton_fallback
+    assert (settings.delivery, settings.stall_timeout_s) == ("exactly_once", 60)
 
 
 def test_the_stores_follow_the_home_directory() -> None:
@@ -45,9 +46,12 @@ def test_every_variable_is_read() -> None:
             "HEADRACE_METRICS_PORT": "0",
             "HEADRACE_KAFKA_JVM_FLAGS": "-Xmx1g  -XX:+UseParallelGC",
             "HEADRACE_CACHE": "/c",
+            "HEADRACE_DELIVERY": "at_least_once",
+            "HEADRACE_STALL_TIMEOUT": "1m30s",
         }
     )
 
+    assert (settings.delivery, settings.stall_timeout_s) == ("at_least_once", 90)
     assert settings.home == Path("/h")
     assert settings.given_addresses() == ServiceAddresses(
         "a:9092,b:9093", "rediss://:secret@cache:6380/3", "[::1]:8001"
@@ -78,6 +82,9 @@ def test_the_cache_follows_the_users_cache_directory() -> None:
         ("HEADRACE_METRICS_PORT", "70000", "port from 1 to 65531, or 0"),
         ("HEADRACE_METRICS_PORT", "65532", "port from 1 to 65531, or 0"),
         ("HEADRACE_METRICS_PORT", "-1", "port from 1 to 65531, or 0"),
+        ("HEADRACE_DELIVERY", "at_most_once", "exactly_once or at_least_once"),
+        ("HEADRACE_STALL_TIMEOUT", "60", "duration of 1s or more, such as 60s"),
+        ("HEADRACE_STALL_TIMEOUT", "10ms", "duration of 1s or more, such as 60s"),
     ],
 )
 def test_a_wrong_value_is_an_error_that_names_variable_value_and_remedy(name: str, value: str, expected: str) -> None:

@@ -286,7 +286,7 @@ async def test_a_part_with_a_chunk_missing_is_refused(
     [
         (b"0", "with key b'0' is not state of a view"),
         (b"2-{hash}/bucket/1/0", "no header 'number'"),
-        (b"2-{hash}/standby", "holds 'standby', expected changes, whole, bucket, marker or position"),
+        (b"2-{hash}/standby", "holds 'standby', expected changes, whole, bucket, marker, begin or position"),
     ],
 )
 def test_a_record_that_is_no_state_is_refused(

@@ -1,5 +1,5 @@
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 from typing import Any
 
@@ -50,6 +50,22 @@ async def test_a_start_before_the_committed_offset_is_committed_from_there(
     message.ack(consumer)
     await consumer.force_commit()
     assert committed.offsets == [{("t", 1): 10}]
+
+
+async def test_a_new_group_begins_where_it_is_told_and_commits_that_at_once(
+    consumer: ColumnarConsumer, options: ConsumerOptions, committed: Committed
+) -> None:
+    asked = []
+
+    def begin_at(_: Any, partitions: Collection[Partition]) -> dict[Partition, int]:
+        asked.append(list(partitions))
+        return {("t", 0): 500}
+
+    options.begin_at = begin_at
+    await assign(consumer)  # partition 1 is committed at 40
+    assert asked == [[("t", 0)]]
+    assert committed.offsets == [{("t", 0): 500}]
+    assert consumer.poller.sought == [({("t", 0): 500, ("t", 1): 40}, 1)]
 
 
 async def test_offsets_that_the_topic_has_lost_are_told(consumer: ColumnarConsumer, options: ConsumerOptions) -> None:
