@@ -58,12 +58,12 @@ class Application:
 def consumer_groups(application: Application) -> dict[Role, tuple[str, list[str]]]:
     """Name the consumer group of each role, and the topics that it reads."""
     views, models = application.views.values(), application.models.values()
-    features = sorted(view.topic for view in views)
+    features, topics = sorted(view.topic for view in views), connect(list(views)).topics
     prefix = f"headrace.{application.name}"
     groups = {
-        Role.FEATURES: (f"{prefix}.features", connect(list(views)).topics),
+        Role.FEATURES: (f"{prefix}.features", topics),
         Role.ONLINE: (f"{prefix}.online", sorted([*features, *scores_kept(application)])),
-        Role.OFFLINE: (f"{prefix}.offline", features),
+        Role.OFFLINE: (f"{prefix}.offline", sorted([*features, *topics])),
     }
     for model in models:
         groups[Role.SCORING] = (f"{prefix}.scoring.{model.name}", [application.views[model.trigger.name].topic])

@@ -30,11 +30,13 @@ from schemas.model import ModelSpec
 from schemas.row import Pane
 from schemas.source import EventSource
 from schemas.time import MINUS_INFINITY_US
+from schemas.topology import connect
 from schemas.view import FeatureView
 from streams.agents.feature_topic import decode_feature_rows
 from streams.dead_letter import find_addressed
 from streams.decoding import decode
 from streams.repartition import RepartitionedRows
+from streams.sinks.archive import Archive
 from streams.sinks.offline import open_table, read_features, table_schema, table_uri
 from streams.sinks.online import KEEP_TTLS, OnlineReader, OnlineValue, Status
 from streams.sinks.rows import ORDER_COLUMNS
@@ -134,7 +136,26 @@ def _add_up(
             if model.trigger.name == view.name:
                 tell(f"{view.name}: reading {model.topic}")
                 checks += _check_scores(brokers, model, rows, (scored_from or {}).get(model.name))
+    for topic in connect(list(application.views.values())).topics:
+        tell(f"{topic}: reading its archive")
+        checks.append(_check_archive(brokers, delta, topic))
     return checks
+
+
+def _check_archive(brokers: str, delta: str, topic: str) -> Check:
+    """Compare a topic with its archive, which holds what was there before its first record too."""
+    n_records, first = 0, dict[int, int]()
+    for batch in read_topic(brokers, topic):
+        n_records += len(batch)
+        first.setdefault(batch.partition, int(batch.offsets[0]))
+    archive = Archive(delta, topic)
+    is_there = archive.is_there
+    return Check(
+        name=f"{topic}: records on the topic = records archived",
+        expected=n_records,
+        actual=archive.count(first) if is_there else 0,
+        detail="" if is_there else "there is no archive: does the offline role run?",
+    )
 
 
 def _feature_rows(brokers: str, view: FeatureView) -> pl.DataFrame:

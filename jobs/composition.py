@@ -28,6 +28,7 @@ from streams.lineage.openlineage import LineageEmitter
 from streams.observability.endpoint import serve
 from streams.observability.health import Health
 from streams.observability.metrics import Metrics
+from streams.sinks.archive import ArchiveWriter
 from streams.sinks.offline import OfflineWriter
 from streams.sinks.online import OnlineReader, OnlineWriter
 from streams.sinks.score_store import ScoreWriter
@@ -127,7 +128,13 @@ def _compose(
                 **common,
             ).app
         case Role.OFFLINE:
-            return OfflineWorker(views, writer=OfflineWriter(settings.delta), **common).app
+            return OfflineWorker(
+                views,
+                writer=OfflineWriter(settings.delta),
+                archive=ArchiveWriter(settings.delta),
+                archived=connect(views).topics,
+                **common,
+            ).app
         case Role.SCORING:
             if (model := scored_model(application)) is None:
                 msg = f"{application.module} has no model in MODELS, expected one for the scoring role"

@@ -12,7 +12,7 @@ class Role(StrEnum):
     ONLINE = "online"
     """Feature rows, and the scores that use cases want, to Redis."""
     OFFLINE = "offline"
-    """Feature rows to Delta Lake."""
+    """Feature rows, and raw events as they came, to Delta Lake."""
     SCORING = "scoring"
     """As-of rows to scores."""
     SERVE = "serve"

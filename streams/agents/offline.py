@@ -1,4 +1,4 @@
-"""The offline role: feature rows from their topics to the offline store, gathered by size and time into few commits.
+"""The offline role: feature rows and raw events to the offline store, gathered by size and time into few commits.
 
 A batch is acknowledged once the commit that holds it stands. Each commit records the topic offset it reaches, so a
 batch that comes again after a crash between the commit and the acknowledgement is left out.
@@ -12,40 +12,41 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-
 from schemas.errors import SinkConflictError, SinkUnavailableError
 from schemas.view import FeatureView
-from streams.agents.feature_topic import decode_feature_rows
+from streams.agents.offline_part import Destination, TopicArchive, ViewTable
 from streams.agents.worker import consume, consumer_config, create_app, fail
 from streams.lineage.openlineage import LineageEmitter
 from streams.observability.metrics import Metrics
+from streams.sinks.archive import ArchiveWriter
 from streams.sinks.offline import CommitResult, OfflineWriter
 from streams.transport.options import ConsumerOptions, Partition
 
 logger = logging.getLogger(__name__)
 
 _MAX_RETRY_S = 2.0
+_FLUSH_BYTES = 128 * 2**20
 
 
 @dataclass
 class _Gathered:
     events: list[Any] = field(default_factory=list)
-    rows: list[pa.Table] = field(default_factory=list)
-    offsets: list[np.ndarray[Any, Any]] = field(default_factory=list)
+    parts: list[Any] = field(default_factory=list)
     n_rows: int = 0
+    n_bytes: int = 0
     since_s: float = 0.0
 
 
 class OfflineWorker:
-    """Appends every feature row to the offline store once.
+    """Appends every feature row, and every record of the topics that are archived, to the offline store once.
 
     Args:
         views: Views whose rows are stored.
+        archived: Topics whose records are archived as they come.
         application: Name of the application, part of the consumer group's.
         brokers: Kafka bootstrap servers.
         writer: The offline store.
+        archive: Where records are archived.
         metrics: Where counts go.
         lineage: Where lineage goes.
         flush_rows: Rows of a view and partition that make a commit.
@@ -60,14 +61,16 @@ class OfflineWorker:
         application: str,
         brokers: str,
         writer: OfflineWriter,
+        archive: ArchiveWriter,
+        archived: Sequence[str],
         metrics: Metrics,
         lineage: LineageEmitter,
         flush_rows: int = 50_000,
         flush_interval_s: float = 5.0,
         commit_interval_s: float = 0.5,
     ) -> None:
-        self._views = {view.topic: view for view in views}
-        self._writer = writer
+        self._tables: dict[str, Destination] = {view.topic: ViewTable(view, writer, metrics) for view in views}
+        self._tables |= {topic: TopicArchive(topic, archive) for topic in archived}
         self._metrics = metrics
         self._lineage = lineage
         self._flush_rows = flush_rows
@@ -91,7 +94,7 @@ class OfflineWorker:
             commit_interval_s=commit_interval_s,
             group=group,
         )
-        for topic in self._views:
+        for topic in self._tables:
             consume(self.app, topic, self._gather, lock=self._lock)
         self.app.timer(interval=min(1.0, flush_interval_s))(self._flush_due)
 
@@ -103,15 +106,14 @@ class OfflineWorker:
     async def _gather(self, event: Any) -> None:
         if self._released.is_set():
             return  # what was gathered before it may not have been stored: it comes again
-        batch, view = event.value, self._views[event.value.topic]
-        found = decode_feature_rows(batch, view)
-        self._metrics.rows_of_other_definitions("offline", view.name, found.of_other_definitions)
+        batch = event.value
+        part, n_rows = self._tables[batch.topic].take(batch)
         gathered = self._gathered.setdefault((batch.topic, batch.partition), _Gathered(since_s=time.monotonic()))
         gathered.events.append(event)
-        gathered.rows.append(found.rows)
-        gathered.offsets.append(found.batch.offsets[: found.rows.num_rows])
-        gathered.n_rows += found.rows.num_rows
-        if gathered.n_rows >= self._flush_rows:
+        gathered.parts.append(part)
+        gathered.n_rows += n_rows
+        gathered.n_bytes += batch.size_bytes
+        if gathered.n_rows >= self._flush_rows or gathered.n_bytes >= _FLUSH_BYTES:
             await self._flush({(batch.topic, batch.partition)})
 
     async def _flush_due(self) -> None:
@@ -139,9 +141,9 @@ class OfflineWorker:
     async def _flush(self, partitions: set[Partition]) -> None:
         for tp in sorted(partitions & self._gathered.keys()):
             gathered = self._gathered[tp]
-            view = self._views[tp[0]]
+            table = self._tables[tp[0]]
             started_us, started = time.time_ns() // 1_000, time.perf_counter()
-            result = await self._write(gathered, view, partition=tp[1])
+            result = await self._write(gathered, table, partition=tp[1])
             del self._gathered[tp]
             if result is None:
                 continue
@@ -149,10 +151,12 @@ class OfflineWorker:
                 event.ack()
             seconds = time.perf_counter() - started
             self._metrics.batch_processed("offline", rows=gathered.n_rows, seconds=seconds)
-            self._metrics.offline_committed(view.name, rows=result.rows, skipped=result.skipped, seconds=seconds)
+            self._metrics.offline_committed(table.name, rows=result.rows, skipped=result.skipped, seconds=seconds)
+            if table.view is None:
+                continue  # an archive says itself what it is: every record, as it came
             self._lineage.batch_done(
                 "offline",
-                view=view,
+                view=table.view,
                 topic=tp[0],
                 partition=tp[1],
                 offsets=(int(gathered.events[0].value.offsets[0]), gathered.events[-1].value.next_offset),
@@ -161,15 +165,12 @@ class OfflineWorker:
                 started_us=started_us,
             )
 
-    async def _write(self, gathered: _Gathered, view: FeatureView, *, partition: int) -> CommitResult | None:
+    async def _write(self, gathered: _Gathered, table: Destination, *, partition: int) -> CommitResult | None:
         """Store what is gathered; None where the partition goes before the store is available."""
-        rows, offsets = pa.concat_tables(gathered.rows), pa.array(np.concatenate(gathered.offsets))
         wait_s = 0.1
         while True:
             try:
-                return await asyncio.to_thread(
-                    self._writer.write, rows, view=view, partition=partition, offsets=offsets
-                )
+                return await asyncio.to_thread(table.write, gathered.parts, partition=partition)
             except (SinkUnavailableError, SinkConflictError) as exc:
                 if self._released.is_set():
                     return None

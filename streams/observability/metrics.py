@@ -120,7 +120,8 @@ class Metrics:
         )
         self._offline_rows = self._counter(
             "headrace_offline_rows_total",
-            "Rows given to the offline store: appended, or skipped as already there.",
+            "Rows given to the offline store, of a view or of the archive raw.<topic>: appended, or skipped as already "
+            "there.",
             labels=("view", "outcome"),
         )
         self._offline_commits = self._counter(
@@ -253,7 +254,7 @@ class Metrics:
         self._add(self._online_rows, superseded, view, "superseded")
 
     def offline_committed(self, view: str, *, rows: int, seconds: float, skipped: int = 0) -> None:
-        """Report a write to the offline store; it was a commit if it appended rows."""
+        """Report a write to the table of a view, or to an archive; it was a commit if it appended rows."""
         self._add(self._offline_rows, rows, view, "appended")
         self._add(self._offline_rows, skipped, view, "skipped")
         self._add(self._offline_commits, 1 if rows else 0, view)

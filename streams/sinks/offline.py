@@ -2,18 +2,20 @@
 
 A table is ``<root>/<view>/v<version>``, partitioned by ``event_date``. Each commit carries an application transaction
 per partition of the features topic, whose version is the last offset committed; rows at or below it are left out, so
-that a repeat, a rewind or a second writer cannot put a row in twice. See ``infra/adr/0004-delta-idempotence.md``.
+that a repeat, a rewind or a second writer cannot put a row in twice. History that a backfill has put in says in
+transactions of its own up to which source offset it reaches; rows that older records made are left out too. See
+``infra/adr/0004-delta-idempotence.md``.
+
+A table is bitemporal: ``event_time`` is when what a row says was so, ``available_time`` from when on it could be read.
 """
 
-import random
-import re
+import functools
+import operator
 import threading
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -21,25 +23,24 @@ import pyarrow.dataset as ds
 from deltalake import CommitProperties, DeltaTable, Transaction, WriterProperties, write_deltalake
 from deltalake import exceptions as delta_errors
 
-from schemas.errors import (
-    SchemaMismatchError,
-    SinkConflictError,
-    SinkRejectedError,
-    SinkUnavailableError,
-)
+from schemas.errors import SchemaMismatchError, SinkRejectedError, SinkUnavailableError
+from schemas.row import TIMESTAMP
+from schemas.time import END_OF_TIME_US
 from schemas.view import FeatureView
+from streams.sinks.delta import commit_until_alone, join_uri, mapped_errors, open_delta, recorded_version
 from streams.sinks.rows import check_rows
 
 EVENT_DATE: Final = "event_date"
 """Partition column: the UTC day of ``event_time``."""
 
+AVAILABLE_TIME: Final = "available_time"
+"""From when on a row could be read; see :func:`available_times`."""
+
+WRITER_PROPERTIES: Final = WriterProperties(compression="ZSTD")
+_NONE_YET: Final = -1
 _VIEW: Final = "headrace.view"
 _VERSION: Final = "headrace.view_version"
 _HASH: Final = "headrace.definition_hash"
-_PASSING: Final = re.compile(r"Generic (?!LocalFileSystem)\w+ error|os error (5|27|28|122)\b")
-"""What delta-rs says of storage that fails in the middle of a write: an object store, or a disk that is full or broken
-(EIO, EFBIG, ENOSPC, EDQUOT). It wraps them into errors of the table."""
-_ANSI: Final = re.compile(r"\x1b\[[0-9;]*m|↳")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,14 +61,49 @@ class CommitResult:
         return self.table_version is not None
 
 
+@dataclass(frozen=True, kw_only=True)
+class History:
+    """What became of history that was given to a table.
+
+    Attributes:
+        live_from: By partition, the source offset from which on rows are the live path's: history ends right before.
+        rows: Rows that were added.
+        table_version: Version of the table that it made; None where there was nothing to add.
+    """
+
+    live_from: Mapping[int, int]
+    rows: int
+    table_version: int | None
+
+
 def table_uri(root: str | Path, view: FeatureView) -> str:
     """Name the place of a view's table, e.g. ``/data/features/user_activity/v1``."""
-    return f"{str(root).rstrip('/')}/{view.name}/v{view.version}"
+    return join_uri(root, view.name, f"v{view.version}")
 
 
 def table_schema(view: FeatureView) -> pa.Schema:
-    """Columns of a view's table: those of its rows, and ``event_date``."""
-    return view.row_schema.append(pa.field(EVENT_DATE, pa.date32()))
+    """Columns of a view's table: those of its rows, ``event_date`` and ``available_time``."""
+    return view.row_schema.append(pa.field(EVENT_DATE, pa.date32())).append(pa.field(AVAILABLE_TIME, TIMESTAMP))
+
+
+def available_times(rows: pa.Table, view: FeatureView) -> pa.ChunkedArray:
+    """Tell from when on each row could be read, in event time: the same for a replay as for the live run.
+
+    How far a partition had got when it made a row stands in the row: its watermark trails the newest event time by the
+    source's bounded out-of-orderness. Before that, the row of an event that came out of order was not there, nor is a
+    closing pane at its window's end. Processing time, which no replay can repeat, is left out (see ``computed_time``).
+    """
+    behind_us = view.input.max_out_of_orderness_us
+    # At the end of time, to which a file is closed, there is nothing left to add to.
+    watermark = pc.min_element_wise(rows["watermark"].cast(pa.int64()), END_OF_TIME_US - behind_us, skip_nulls=False)
+    return pc.max_element_wise(rows["event_time"].cast(pa.int64()), pc.add(watermark, behind_us)).cast(TIMESTAMP)
+
+
+def complete_rows(rows: pa.Table, view: FeatureView) -> pa.Table:
+    """Give rows (``view.row_schema``) the other columns of their table."""
+    stored = rows.select(view.row_schema.names)
+    stored = stored.append_column(pa.field(EVENT_DATE, pa.date32()), stored["event_time"].cast(pa.date32()))
+    return stored.append_column(pa.field(AVAILABLE_TIME, TIMESTAMP), available_times(stored, view))
 
 
 class OfflineWriter:
@@ -115,20 +151,69 @@ class OfflineWriter:
         if rows.num_rows == 0:
             return CommitResult(rows=0, skipped=0, table_version=None)
         row_offsets = pa.array(offsets, pa.int64()) if not isinstance(offsets, pa.Array) else offsets
-        stored = rows.select(view.row_schema.names)
-        stored = stored.append_column(pa.field(EVENT_DATE, pa.date32()), stored["event_time"].cast(pa.date32()))
-        uri, app_id = table_uri(self._root, view), application_id(view, partition)
+        stored, uri = complete_rows(rows, view), table_uri(self._root, view)
         with self._lock:
-            for attempt in range(self._attempts):
-                with _mapped_errors(uri):
-                    try:
-                        return self._append(stored, view=view, app_id=app_id, offsets=row_offsets)
-                    except delta_errors.CommitFailedError:
-                        # Someone else committed: what is recorded must be read again before anything is written.
-                        self._tables.pop(uri, None)
-                time.sleep(random.uniform(0, min(0.01 * 2**attempt, 0.5)))  # noqa: S311  # spreads retries, hides nothing
-        msg = f"commit to {uri} met another one {self._attempts} times; see whether two consumer groups write it"
-        raise SinkConflictError(msg)
+            return commit_until_alone(
+                lambda: self._append(stored, view=view, partition=partition, offsets=row_offsets),
+                uri=uri,
+                attempts=self._attempts,
+                # Someone else committed: what is recorded must be read again before anything is written.
+                forget=lambda: self._tables.pop(uri, None),
+            )
+
+    def add_history(self, rows: ds.Dataset, *, view: FeatureView, read: Mapping[int, range]) -> History:
+        """Put history before the rows of the table, in one commit: all of it becomes visible at once, or nothing does.
+
+        The rows that are there stay as they are. History ends where they begin, or where it has been read to; what the
+        live path computes of it later is left out by :meth:`write`. While this commits, no other writer of these
+        partitions can: either sees what the other did.
+
+        Args:
+            rows: Rows of :func:`table_schema`, of these source offsets and maybe more.
+            view: The view that the rows belong to.
+            read: By partition of what the view reads, the source offsets whose rows are wanted.
+
+        Raises:
+            As for :meth:`write`.
+        """
+        uri = table_uri(self._root, view)
+        with self._lock:
+            return commit_until_alone(
+                lambda: self._add_history(rows, view=view, read=read),
+                uri=uri,
+                attempts=self._attempts,
+                forget=lambda: self._tables.pop(uri, None),
+            )
+
+    def _add_history(self, rows: ds.Dataset, *, view: FeatureView, read: Mapping[int, range]) -> History:
+        self._tables.pop(table_uri(self._root, view), None)
+        table = self._open(view) or self._create(view)
+        first = _first_offsets(table)
+        taken = {n: range(wanted.start, min(wanted.stop, first.get(n, wanted.stop))) for n, wanted in read.items()}
+        taken = {number: offsets for number, offsets in taken.items() if offsets}
+        live_from = {number: first.get(number, wanted.stop) for number, wanted in read.items()}
+        nothing = History(live_from=live_from, rows=0, table_version=None)
+        if not taken:
+            return nothing
+        chosen = rows.scanner(columns=table_schema(view).names, filter=_of_offsets(taken))
+        if not (n_rows := chosen.count_rows()):
+            return nothing
+        transactions = []
+        for number, offsets in taken.items():
+            reached = max(_or_none_yet(recorded_version(table, history_id(view, number))), offsets.stop - 1)
+            live = _or_none_yet(recorded_version(table, application_id(view, number)))
+            # The live path's own transaction, unchanged: so that its commits and this one cannot pass each other.
+            transactions += [Transaction(history_id(view, number), reached)]
+            transactions += [Transaction(application_id(view, number), live)]
+        write_deltalake(
+            table,
+            chosen.to_reader(),
+            mode="append",
+            schema_mode=_schema_mode(table),
+            writer_properties=WRITER_PROPERTIES,
+            commit_properties=CommitProperties(app_transactions=transactions),
+        )
+        return History(live_from=live_from, rows=n_rows, table_version=table.version())
 
     def last_offset(self, view: FeatureView, partition: int) -> int | None:
         """Read the last offset of a features-topic partition whose rows are in the table; None when there is none.
@@ -138,15 +223,18 @@ class OfflineWriter:
             SinkUnavailableError: The storage does not answer.
         """
         uri = table_uri(self._root, view)
-        with self._lock, _mapped_errors(uri):
+        with self._lock, mapped_errors(uri):
             self._tables.pop(uri, None)
             table = self._open(view)
-            return None if table is None else _recorded(table, application_id(view, partition))
+            recorded = None if table is None else recorded_version(table, application_id(view, partition))
+            return None if recorded == _NONE_YET else recorded
 
-    def _append(self, rows: pa.Table, *, view: FeatureView, app_id: str, offsets: pa.Array) -> CommitResult:
+    def _append(self, rows: pa.Table, *, view: FeatureView, partition: int, offsets: pa.Array) -> CommitResult:
         table = self._open(view) or self._create(view)
-        recorded = _recorded(table, app_id)
-        fresh = rows if recorded is None else rows.filter(pc.greater(offsets, recorded))
+        app_id = application_id(view, partition)
+        is_fresh = pc.greater(offsets, _or_none_yet(recorded_version(table, app_id)))
+        history = _or_none_yet(recorded_version(table, history_id(view, partition)))
+        fresh = rows.filter(pc.and_(is_fresh, pc.greater(rows["source_offset"], history)))
         if fresh.num_rows == 0:
             return CommitResult(rows=0, skipped=rows.num_rows, table_version=None)
         # The rows and the offset become visible in the same commit, or neither does. A commit with this transaction id
@@ -155,7 +243,8 @@ class OfflineWriter:
             table,
             fresh,
             mode="append",
-            writer_properties=WriterProperties(compression="ZSTD"),
+            schema_mode=_schema_mode(table),
+            writer_properties=WRITER_PROPERTIES,
             commit_properties=CommitProperties(app_transactions=[Transaction(app_id, pc.max(offsets).as_py())]),
         )
         return CommitResult(rows=fresh.num_rows, skipped=rows.num_rows - fresh.num_rows, table_version=table.version())
@@ -195,6 +284,11 @@ def application_id(view: FeatureView, partition: int) -> str:
     return f"headrace:{view.name}:v{view.version}:{partition}"
 
 
+def history_id(view: FeatureView, partition: int) -> str:
+    """Name the application transaction whose version is the last source offset that a partition's history reaches."""
+    return f"{application_id(view, partition)}:history"
+
+
 def open_table(
     root: str | Path, view: FeatureView, *, storage_options: Mapping[str, str] | None = None
 ) -> DeltaTable | None:
@@ -205,12 +299,9 @@ def open_table(
         SinkUnavailableError: The storage does not answer.
     """
     uri = table_uri(root, view)
-    options = None if storage_options is None else dict(storage_options)
-    with _mapped_errors(uri):
-        try:
-            table = DeltaTable(uri, storage_options=options)
-        except delta_errors.TableNotFoundError:
-            return None
+    table = open_delta(uri, storage_options=storage_options)
+    if table is None:
+        return None
     made_by = table.metadata().configuration
     if (got := made_by.get(_HASH)) != view.definition_hash:
         msg = (
@@ -235,7 +326,7 @@ def scan_features(
     if table is None:
         msg = f"there is no table {uri}, expected the offline role or a backfill to have written it"
         raise SinkUnavailableError(msg)
-    with _mapped_errors(uri):
+    with mapped_errors(uri):
         return table.to_pyarrow_dataset()
 
 
@@ -259,32 +350,47 @@ def read_features(
         SinkUnavailableError: There is no table (yet), or the storage does not answer.
     """
     rows = scan_features(root, view, storage_options=storage_options)
-    with _mapped_errors(table_uri(root, view)):
-        return rows.to_table(filter=where).cast(table_schema(view))
+    with mapped_errors(table_uri(root, view)):
+        return (
+            _with_available_time(rows.to_table(filter=where), view)
+            .select(table_schema(view).names)
+            .cast(table_schema(view))
+        )
 
 
-def _recorded(table: DeltaTable, application: str) -> int | None:
-    recorded: int | None = table.transaction_version(application)
-    return recorded
+def _with_available_time(rows: pa.Table, view: FeatureView) -> pa.Table:
+    """Say when rows that were written before tables said so could be read."""
+    told = rows[AVAILABLE_TIME] if AVAILABLE_TIME in rows.column_names else pa.nulls(rows.num_rows, TIMESTAMP)
+    if not told.null_count:
+        return rows
+    filled = pc.coalesce(told, available_times(rows, view))
+    return rows.drop_columns([AVAILABLE_TIME] if AVAILABLE_TIME in rows.column_names else []).append_column(
+        AVAILABLE_TIME, filled
+    )
 
 
-@contextmanager
-def _mapped_errors(uri: str) -> Iterator[None]:
-    try:
-        yield
-    except delta_errors.SchemaMismatchError as exc:
-        msg = f"table {uri} has other columns than its view ({_plain(exc)}); raise the view's version"
-        raise SchemaMismatchError(msg) from exc
-    except OSError as exc:
-        msg = f"storage of {uri} is not available: {_plain(exc)}"
-        raise SinkUnavailableError(msg) from exc
-    except delta_errors.DeltaError as exc:
-        if _PASSING.search(str(exc)):
-            msg = f"storage of {uri} fails: {_plain(exc)}"
-            raise SinkUnavailableError(msg) from exc
-        msg = f"table {uri} refused the write: {_plain(exc)}"
-        raise SinkRejectedError(msg) from exc
+def _or_none_yet(recorded: int | None) -> int:
+    return _NONE_YET if recorded is None else recorded
 
 
-def _plain(exc: BaseException) -> str:
-    return " ".join(_ANSI.sub(" ", str(exc)).split())
+def _schema_mode(table: DeltaTable) -> Literal["merge"] | None:
+    """A table that was made before it had all columns gets them with the next rows."""
+    return None if AVAILABLE_TIME in (field.name for field in table.schema().fields) else "merge"
+
+
+def _first_offsets(table: DeltaTable) -> dict[int, int]:
+    """Tell the first source offset of each partition that a row of the table is of."""
+    first: dict[int, int] = {}
+    columns = ["source_partition", "source_offset"]
+    for batch in table.to_pyarrow_dataset().to_batches(columns=columns):
+        found = pa.Table.from_batches([batch]).group_by("source_partition").aggregate([("source_offset", "min")])
+        for row in found.to_pylist():
+            number = row["source_partition"]
+            first[number] = min(first.get(number, row["source_offset_min"]), row["source_offset_min"])
+    return first
+
+
+def _of_offsets(wanted: Mapping[int, range]) -> ds.Expression:
+    number, offset = pc.field("source_partition"), pc.field("source_offset")
+    ranges = [(number == n) & (offset >= o.start) & (offset < o.stop) for n, o in wanted.items()]
+    return functools.reduce(operator.or_, ranges)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.dataset as ds
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from hypothesis import given, settings
@@ -52,7 +53,7 @@ class TestRows:
         OfflineWriter(tmp_path).write(rows, view=VIEW, partition=0, offsets=[5])
         read = read_features(tmp_path, VIEW)
         assert read.schema == table_schema(VIEW)
-        assert read.drop_columns("event_date").equals(rows)
+        assert read.drop_columns(["event_date", "available_time"]).equals(rows)
         assert read["event_date"].to_pylist() == [date(2023, 11, 14)]
 
     def test_days_are_those_of_event_time_in_utc(self, tmp_path: Path) -> None:
@@ -172,6 +173,104 @@ class TestOnce:
         with ThreadPoolExecutor(3) as pool:
             list(pool.map(write_all, range(3)))
         assert stored(tmp_path) == sorted(p * 100 + n for p in range(3) for n in range(8))
+
+
+class TestAvailableTime:
+    """The bound of ``delayed``'s source is 5 s: so far ahead of a row's watermark was the newest event."""
+
+    def rows(self, view: FeatureView) -> pa.Table:
+        watermarks = [None, T0_US - 60_000_000, T0_US + 1_000_000, 2**63 - 1]
+        return make_rows(view, [{"n": n, "source_offset": n, "watermark": w} for n, w in enumerate(watermarks)])
+
+    def test_a_row_could_be_read_once_its_partition_had_got_so_far(self, tmp_path: Path) -> None:
+        view = make_view("delayed", features={"n": count().over("5m")}, max_out_of_orderness="5s")
+        OfflineWriter(tmp_path).write(self.rows(view), view=view, partition=0, offsets=range(4))
+        stored = read_features(tmp_path, view).sort_by("n")["available_time"].cast(pa.int64()).to_pylist()
+        assert stored == [T0_US, T0_US, T0_US + 6_000_000, 2**63 - 1]
+
+    def test_a_table_of_before_gets_the_column_and_its_old_rows_their_times(self, tmp_path: Path) -> None:
+        view = make_view("delayed", features={"n": count().over("5m")}, max_out_of_orderness="5s")
+        rows = self.rows(view)
+        day = rows["event_time"].cast(pa.date32())
+        configuration = {
+            "headrace.view": view.name,
+            "headrace.view_version": "1",
+            "headrace.definition_hash": view.definition_hash,
+        }
+        old = rows.append_column("event_date", day)
+        table = DeltaTable.create(
+            table_uri(tmp_path, view),
+            old.schema,
+            partition_by=["event_date"],
+            configuration=configuration,
+            raise_if_key_not_exists=False,
+        )
+        write_deltalake(table, old, mode="append")
+        first = [T0_US, T0_US, T0_US + 6_000_000, 2**63 - 1]
+        assert read_features(tmp_path, view).sort_by("n")["available_time"].cast(pa.int64()).to_pylist() == first
+        later = make_rows(view, [{"n": 9, "source_offset": 9, "watermark": T0_US}])
+        OfflineWriter(tmp_path).write(later, view=view, partition=0, offsets=[9])
+        both = read_features(tmp_path, view).sort_by("n")["available_time"].cast(pa.int64()).to_pylist()
+        assert both == [*first, T0_US + 5_000_000]
+
+
+class TestHistory:
+    def history(self, root: Path, numbers: range) -> ds.Dataset:
+        OfflineWriter(root).write(numbered(COUNTS, numbers), view=COUNTS, partition=0, offsets=numbers)
+        return scan_features(root, COUNTS)
+
+    def test_it_ends_where_the_rows_of_the_table_begin_and_they_stay_as_they_are(self, tmp_path: Path) -> None:
+        side = self.history(tmp_path / "side", range(10))
+        writer = OfflineWriter(tmp_path)
+        live = make_rows(COUNTS, [{"n": 100 + n, "source_offset": n} for n in (6, 7)])
+        writer.write(live, view=COUNTS, partition=0, offsets=[50, 51])
+        added = writer.add_history(side, view=COUNTS, read={0: range(10)})
+        assert (added.live_from, added.rows, added.table_version) == ({0: 6}, 6, 2)
+        assert stored(tmp_path) == [0, 1, 2, 3, 4, 5, 106, 107]
+
+    def test_what_the_live_path_makes_of_it_later_is_left_out(self, tmp_path: Path) -> None:
+        side = self.history(tmp_path / "side", range(10))
+        writer, live = OfflineWriter(tmp_path), OfflineWriter(tmp_path)
+        assert writer.add_history(side, view=COUNTS, read={0: range(2, 8)}).live_from == {0: 8}
+        result = live.write(numbered(COUNTS, range(12)), view=COUNTS, partition=0, offsets=range(12))
+        assert (result.rows, result.skipped) == (4, 8)
+        assert stored(tmp_path) == [2, 3, 4, 5, 6, 7, 8, 9, 10, 11]
+        assert live.last_offset(COUNTS, 0) == 11
+
+    def test_it_is_added_once(self, tmp_path: Path) -> None:
+        side = self.history(tmp_path / "side", range(10))
+        writer = OfflineWriter(tmp_path)
+        assert writer.add_history(side, view=COUNTS, read={0: range(4, 8)}).rows == 4
+        again = OfflineWriter(tmp_path).add_history(side, view=COUNTS, read={0: range(10)})
+        assert (again.rows, again.live_from) == (4, {0: 4})
+        assert OfflineWriter(tmp_path).add_history(side, view=COUNTS, read={0: range(10)}).rows == 0
+        assert stored(tmp_path) == list(range(8))
+        result = writer.write(numbered(COUNTS, range(10)), view=COUNTS, partition=0, offsets=range(10))
+        assert (result.rows, result.skipped) == (2, 8)
+        assert stored(tmp_path) == list(range(10))
+
+    @pytest.mark.parametrize("is_history_first", [True, False])
+    def test_it_and_a_live_commit_cannot_pass_each_other(self, tmp_path: Path, is_history_first: bool) -> None:
+        """Each has read the table before the other commits; whoever comes second looks again."""
+        side = self.history(tmp_path / "side", range(10))
+        live, history = OfflineWriter(tmp_path), OfflineWriter(tmp_path)
+        live.write(numbered(COUNTS, [20]), view=COUNTS, partition=0, offsets=[0])
+        history.last_offset(COUNTS, 0)
+        rows = numbered(COUNTS, range(5, 15))
+        if is_history_first:
+            history.add_history(side, view=COUNTS, read={0: range(10)})
+            live.write(rows, view=COUNTS, partition=0, offsets=range(1, 11))
+        else:
+            table = history._open(COUNTS)
+            assert table is not None
+            live.write(rows, view=COUNTS, partition=0, offsets=range(1, 11))
+            with pytest.MonkeyPatch.context() as patch:
+                opened = [DeltaTable(table_uri(tmp_path, COUNTS)), table]
+                patch.setattr(history, "_open", lambda _: opened.pop())
+                added = history.add_history(side, view=COUNTS, read={0: range(10)})
+            assert opened == []
+            assert (added.rows, added.live_from) == (5, {0: 5})
+        assert stored(tmp_path) == [*range(15), 20]
 
 
 class TestFailures:

@@ -53,6 +53,7 @@ def make_view(
     ttl: str | None = None,
     serving: Serving | None = None,
     features: Mapping[str, Feature | Aggregation] | None = None,
+    max_out_of_orderness: str = "0s",
 ) -> FeatureView:
     """Make a sliding view with a feature of each kind of type, unless told which."""
     _load()
@@ -60,7 +61,7 @@ def make_view(
         name,
         version=version,
         entity=Entity("user", key=key),
-        source=EventSource("store.events", contract=CONTRACT),
+        source=EventSource("store.events", contract=CONTRACT, max_out_of_orderness=max_out_of_orderness),
         slide="1m",
         ttl=ttl,
         serving=serving or Serving(),

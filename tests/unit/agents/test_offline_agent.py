@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 from schemas.errors import DecodeError, SinkRejectedError, SinkUnavailableError
 from streams.agents import offline as offline_module
 from streams.agents.offline import OfflineWorker
+from streams.batch import RawBatch
 from streams.observability.metrics import Metrics
 from streams.sinks.offline import CommitResult
 from streams.wire import encode_rows
@@ -18,6 +19,7 @@ from tests.support.transport import make_batch
 
 VIEW = make_view()
 TP = (VIEW.topic, 0)
+RAW = "store.events"
 
 
 class FakeWriter:
@@ -45,6 +47,18 @@ class FakeWriter:
         self._loop = loop
 
 
+class FakeArchive:
+    """An archive in a list."""
+
+    def __init__(self) -> None:
+        self.values: list[list[bytes | None]] = []
+
+    def write(self, batch: RawBatch) -> CommitResult:
+        assert batch.topic == RAW
+        self.values.append(list(batch.values))
+        return CommitResult(rows=len(batch), skipped=0, table_version=len(self.values))
+
+
 class FakeLineage:
     def __init__(self) -> None:
         self.notes: list[Mapping[str, Any]] = []
@@ -61,13 +75,20 @@ async def writer() -> FakeWriter:
 
 
 @pytest.fixture
-async def worker(writer: FakeWriter, monkeypatch: pytest.MonkeyPatch) -> OfflineWorker:
+def archive() -> FakeArchive:
+    return FakeArchive()
+
+
+@pytest.fixture
+async def worker(writer: FakeWriter, archive: FakeArchive, monkeypatch: pytest.MonkeyPatch) -> OfflineWorker:
     monkeypatch.setattr(offline_module, "_MAX_RETRY_S", 0.01)
     return OfflineWorker(
         [VIEW],
         application="shop",
         brokers="127.0.0.1:1",
         writer=writer,  # type: ignore[arg-type]  # a fake
+        archive=archive,  # type: ignore[arg-type]  # a fake
+        archived=[RAW],
         metrics=Metrics(CollectorRegistry()),
         lineage=FakeLineage(),  # type: ignore[arg-type]  # a fake
         flush_rows=10,
@@ -99,6 +120,32 @@ async def test_rows_gather_into_one_commit_and_are_acknowledged_after_it(
     await worker._gather(events[2])
     assert writer.offsets == [[*range(8), *range(10, 14)]]
     assert all(event.acked for event in events)
+
+
+def raw_event(first_offset: int, values: list[bytes | None]) -> Any:
+    event = SimpleNamespace(value=make_batch(values, topic=RAW, first_offset=first_offset), acked=False)
+    event.ack = lambda: setattr(event, "acked", True)
+    return event
+
+
+async def test_raw_records_are_archived_as_they_came_whatever_is_in_them(
+    worker: OfflineWorker, archive: FakeArchive
+) -> None:
+    events = [raw_event(0, [b"no json", None]), raw_event(2, [b"{}"])]
+    for event in events:
+        await worker._gather(event)
+    assert archive.values == []
+    await worker._flush_due()
+    assert archive.values == [[b"no json", None, b"{}"]]
+    assert all(event.acked for event in events)
+
+
+async def test_large_records_are_stored_before_they_are_many(
+    worker: OfflineWorker, archive: FakeArchive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(offline_module, "_FLUSH_BYTES", 1_000)
+    await worker._gather(raw_event(0, [b"x" * 1_000]))
+    assert archive.values == [[b"x" * 1_000]]
 
 
 async def test_what_waits_is_stored_when_it_is_due(

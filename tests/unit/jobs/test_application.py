@@ -124,7 +124,9 @@ def test_each_role_has_a_group_and_the_topics_that_it_reads() -> None:
     groups = consumer_groups(load_application("jobs.flights"))
     assert set(groups) == set(CONSUMERS)
     assert groups[Role.FEATURES][1] == ["flights.departed", "flights.landed", "repartition.flights.departed.carrier"]
-    assert groups[Role.ONLINE][1] == sorted([*groups[Role.OFFLINE][1], "scores.late_arrival"])
+    features = [f"features.{view}" for view in ("aircraft_landings", "airport_departures", "carrier_departures")]
+    assert groups[Role.ONLINE][1] == [*features, "scores.late_arrival"]
+    assert groups[Role.OFFLINE][1] == [*features, *groups[Role.FEATURES][1]]
     assert groups[Role.SCORING][1] == ["features.airport_departures"]
 
 

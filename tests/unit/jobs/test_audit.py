@@ -62,6 +62,8 @@ class World:
     reads: list[int] = field(default_factory=list)
     gone: set[str] = field(default_factory=set)
     has_table: bool = True
+    archived: int | None = None
+    """Records in the archive; None for all."""
 
     def read_topic(self, _: str, topic: str) -> Iterator[RawBatch]:
         values: Mapping[str, Sequence[bytes]] = {
@@ -115,6 +117,20 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
                 if key in made.gone
             ]
 
+    class FakeArchive:
+        def __init__(self, _: str, topic: str) -> None:
+            self.topic = topic
+
+        @property
+        def is_there(self) -> bool:
+            return made.archived != 0
+
+        def count(self, first_offsets: Mapping[int, int]) -> int:
+            n_records = sum(len(batch) for batch in made.read_topic("b", self.topic))
+            assert set(first_offsets) == ({0} if n_records else set())
+            return n_records if made.archived is None else made.archived
+
+    monkeypatch.setattr(audit_module, "Archive", FakeArchive)
     monkeypatch.setattr(audit_module, "read_topic", made.read_topic)
     monkeypatch.setattr(audit_module, "open_table", lambda _, __: made.rows if made.has_table else None)
     monkeypatch.setattr(audit_module, "_SETTLE_S", 0.0)
@@ -170,7 +186,17 @@ def test_each_topic_and_store_is_told_before_it_is_read(world: World) -> None:
         f"reading {TRIPS.source.topic} and its dead letters",
         "reading Delta and Redis",
         f"reading {SPEC.topic}",
+        f"{TRIPS.source.topic}: reading its archive",
     ]
+
+
+@pytest.mark.parametrize(("archived", "detail"), [(0, "there is no archive: does the offline role run?"), (5, "")])
+def test_records_that_are_not_archived_are_found(world: World, archived: int, detail: str) -> None:
+    world.archived = archived
+    checks = audit()
+    assert differing(checks) == [f"{TRIPS.source.topic}: records on the topic = records archived"]
+    (check,) = (check for check in checks if not check.is_met)
+    assert (check.expected, check.actual, check.detail) == (6, archived, detail)
 
 
 def test_scoring_that_began_later_is_asked_for_no_more_than_what_came_since(world: World) -> None:
