@@ -15,6 +15,7 @@ from schemas.errors import ConfigError
 from schemas.model import ModelSpec
 from schemas.registry import check_recorded
 from schemas.score import check_recorded_schema
+from schemas.topic import TopicSettings
 from schemas.topology import connect
 from schemas.use_case import UseCase
 from schemas.view import FeatureView
@@ -32,6 +33,7 @@ class Application:
         views: Its ``VIEWS``, by name.
         models: Its ``MODELS``, by name; a module may have none.
         use_cases: Its ``USE_CASES``, each of which gets a route of the HTTP API; a module may have none.
+        topics: Its ``TOPICS``: topics that are to be kept otherwise than by default; a module may have none.
         variables: Names of views by the variables that hold them.
     """
 
@@ -40,6 +42,7 @@ class Application:
     views: Mapping[str, FeatureView]
     models: Mapping[str, ModelSpec]
     use_cases: Sequence[UseCase] = ()
+    topics: Mapping[str, TopicSettings] = field(default_factory=dict)
     variables: Mapping[str, str] = field(default_factory=dict)
 
     def view(self, name: str) -> FeatureView:
@@ -122,6 +125,10 @@ def load_application(module: str) -> Application:
         model.check_views(by_name)
     use_cases = list(getattr(loaded, "USE_CASES", ()))
     _check_use_cases(use_cases, views=by_name, models=models, where=f"application {module!r}")
+    topics = dict(getattr(loaded, "TOPICS", {}))
+    if wrong := {name: value for name, value in topics.items() if not isinstance(value, TopicSettings)}:
+        msg = f"application {module!r} has {wrong!r} in TOPICS, expected TopicSettings by the names of topics"
+        raise ConfigError(msg)
     variables = {variable: view.name for variable, view in standing.items()}
     return Application(
         name=_name(loaded, module),
@@ -129,6 +136,7 @@ def load_application(module: str) -> Application:
         views=by_name,
         models=models,
         use_cases=use_cases,
+        topics=topics,
         variables=variables,
     )
 

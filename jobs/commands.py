@@ -29,7 +29,7 @@ COMMANDS: Final = {
     "up": _Entry("up", "up", "Run", "Run all on this machine until Ctrl-C: services, topics, a worker of each role."),
     "worker": _Entry("worker", "worker", "Run", "Run one worker of one role, until SIGTERM."),
     "topics": _Entry(
-        "topics_command", "topics", "Run", "Create the topics that are missing, and check the others' partition counts."
+        "topics_command", "app", "Run", "Make the topics of the application, and keep them as it wants them."
     ),
     "demo": _Entry(
         "demo", "demo", "Flights", "Run all of Headrace on real flights, and check at the end that everything adds up."

@@ -11,7 +11,7 @@ from confluent_kafka import Consumer
 from jobs.application import Application, consumer_groups, scored_model, scores_kept
 from jobs.role import Role
 from jobs.settings import Settings
-from jobs.topics import ensure_topics, plan_topics
+from jobs.topics import application_topics, ensure_topics
 from offline.card import load_card
 from schemas.errors import ConfigError
 from schemas.model import ModelSpec
@@ -57,8 +57,7 @@ def run_worker(
     """
     brokers, redis_url = settings.address("kafka"), settings.address("redis")
     begin_at = None if start_at is None else _begin_at(start_at, role, application)
-    planned = plan_topics(list(application.views.values()), list(application.models.values()))
-    ensure_topics(brokers, planned, patience_s=_PATIENCE_S)
+    ensure_topics(brokers, application_topics(application), patience_s=_PATIENCE_S)
     metrics, health = Metrics(), Health()
     # Each worker appends to a file of its own, so that lines of two never mix.
     events = settings.lineage.with_name(f"{settings.lineage.stem}.{role}-{worker_id}{settings.lineage.suffix}")

@@ -84,7 +84,7 @@ async def _partitions(brokers: str, topic: str) -> list[TopicPartition]:
         if topic not in (known := await admin.list_topics()):
             shown = sorted(name for name in known if not name.startswith("__"))
             known_ones = (
-                f"expected one of {', '.join(shown)}" if shown else "and no other; `headrace topics` makes them"
+                f"expected one of {', '.join(shown)}" if shown else "and no other; `headrace topics apply` makes them"
             )
             msg = f"there is no topic {topic!r}, {known_ones}"
             raise ConfigError(msg)

@@ -212,7 +212,7 @@ def _letters(application: Application, brokers: str, names: list[str] | None, ch
     for source in sources:
         if source.dead_letter_topic not in there:
             if names:
-                msg = f"there is no topic {source.dead_letter_topic}, expected it; `headrace topics` makes it"
+                msg = f"there is no topic {source.dead_letter_topic}, expected it; `headrace topics apply` makes it"
                 raise ConfigError(msg)
             continue
         letters = Letters(brokers, source, choice)

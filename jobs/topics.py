@@ -1,15 +1,18 @@
 """Topics that an application needs, made from its definitions."""
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from jobs.application import Application
 from jobs.reach import reach_kafka
 from schemas.errors import ConfigError, ServiceError
 from schemas.model import ModelSpec
+from schemas.topic import TopicSettings
 from schemas.topology import connect
 from schemas.view import FeatureView
 from streams.state.changelog import state_topic
@@ -17,13 +20,13 @@ from streams.state.route_log import route_topic
 from streams.transport.epoch import MAX_RECORD_BYTES
 
 DEFAULT_PARTITIONS = 4
-_TIMEOUT_S = 15.0
-_CONNECT_TIMEOUT_S = 6.0
+TIMEOUT_S = 15.0
+CONNECT_TIMEOUT_S = 6.0
 _log = logging.getLogger(__name__)
 # A dead letter is the raw record, which may be as large as a topic takes, and headers.
 _LARGE_RECORDS = {"max.message.bytes": str(MAX_RECORD_BYTES)}
 # Features are a function of the log, and events of a replay carry timestamps of years ago: a broker that deletes by the
-# default of some days would delete them at once. Whoever wants less alters the topic.
+# default of some days would delete them at once. Whoever wants less says so in TOPICS.
 _KEPT_FOR_GOOD = {"retention.ms": "-1"}
 # Compaction leaves the segment that is written to alone: small ones keep a topic of state near what it has to hold.
 _COMPACTED = {
@@ -44,12 +47,14 @@ class Topic:
         name: Its name.
         like: Topics of which the one with the most partitions says how many it has; none of a topic of raw events.
         is_exact: Whether it must have as many; else only a new one is made so.
+        partitions: How many a topic of raw events has to have; None for what is there, or the default.
         config: Topic configuration.
     """
 
     name: str
     like: tuple[str, ...] = ()
     is_exact: bool = True
+    partitions: int | None = None
     config: dict[str, str] = field(default_factory=dict)
 
 
@@ -58,8 +63,34 @@ def raw_topic(name: str) -> Topic:
     return Topic(name=name, config=_KEPT_FOR_GOOD)
 
 
+def application_topics(application: Application) -> list[Topic]:
+    """List the topics of an application, raw topics first, as its ``TOPICS`` wants them.
+
+    Raises:
+        ConfigError: ``TOPICS`` names a topic that there is not, or partitions of one that follows its source.
+    """
+    planned = plan_topics(list(application.views.values()), list(application.models.values()))
+    return _with_settings(planned, application.topics, where=f"application {application.module!r}")
+
+
+def _with_settings(topics: Sequence[Topic], settings: Mapping[str, TopicSettings], *, where: str) -> list[Topic]:
+    by_name = {topic.name: topic for topic in topics}
+    for pattern, wanted in settings.items():
+        matching = [topic for name, topic in by_name.items() if fnmatchcase(name, pattern)]
+        raw = [topic for topic in matching if not topic.like]
+        if not matching or (wanted.partitions is not None and not raw):
+            what = "no topic" if not matching else "topics that have as many partitions as their source"
+            expected = sorted(name for name, topic in by_name.items() if not matching or not topic.like)
+            msg = f"{where}: {pattern!r} in TOPICS is {what}, expected one of {expected}, or a pattern such as 'dlq.*'"
+            raise ConfigError(msg)
+        for topic in matching:
+            count = topic.partitions if topic.like or wanted.partitions is None else wanted.partitions
+            by_name[topic.name] = replace(topic, partitions=count, config=topic.config | wanted.config)
+    return list(by_name.values())
+
+
 def plan_topics(views: Sequence[FeatureView], models: Sequence[ModelSpec]) -> list[Topic]:
-    """List the topics of an application, raw topics first."""
+    """List the topics of views and models, raw topics first."""
     topics: dict[str, Topic] = {}
     topology = connect(views)
 
@@ -109,13 +140,13 @@ def ensure_topics(
         ServiceError: The broker cannot be reached or refuses.
     """
     reach_kafka(brokers, patience_s=patience_s)
-    admin = _admin(brokers)
+    admin = make_admin(brokers)
     try:
-        found = admin.list_topics(timeout=_CONNECT_TIMEOUT_S).topics
+        found = admin.list_topics(timeout=CONNECT_TIMEOUT_S).topics
         counts = {name: len(topic.partitions) for name, topic in found.items()}
         missing = []
         for topic in topics:
-            expected = max((counts[name] for name in topic.like), default=partitions)
+            expected = expected_partitions(topic, counts, partitions=partitions)
             if topic.name not in counts:
                 counts[topic.name] = expected
                 missing.append(NewTopic(topic.name, expected, replication, config=topic.config))
@@ -126,12 +157,7 @@ def ensure_topics(
                     f"delete {topic.name} (it is made again) or give {like} the same count"
                 )
                 raise ConfigError(msg)
-        for future in admin.create_topics(missing, operation_timeout=_TIMEOUT_S).values() if missing else ():
-            try:
-                future.result()
-            except KafkaException as exc:
-                if exc.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
-                    raise
+        create_topics(admin, missing)
     except KafkaException as exc:
         msg = (
             f"Kafka at {brokers} does not create topics: {exc.args[0].str()}; expected a broker that lets us: "
@@ -141,6 +167,25 @@ def ensure_topics(
     return [topic.topic for topic in missing]
 
 
+def expected_partitions(topic: Topic, counts: Mapping[str, int], *, partitions: int) -> int:
+    """Tell how many partitions a topic should have, by those that others have."""
+    return max((counts[name] for name in topic.like), default=topic.partitions or partitions)
+
+
+def create_topics(admin: AdminClient, missing: Sequence[NewTopic]) -> None:
+    """Create topics; one that another process has just made is as good.
+
+    Raises:
+        KafkaException: The broker refuses.
+    """
+    for future in admin.create_topics(list(missing), operation_timeout=TIMEOUT_S).values() if missing else ():
+        try:
+            future.result()
+        except KafkaException as exc:
+            if exc.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+                raise
+
+
 def count_partitions(brokers: str, names: Sequence[str]) -> dict[str, int]:
     """Tell how many partitions each of these topics has; one that is not there is left out.
 
@@ -148,14 +193,15 @@ def count_partitions(brokers: str, names: Sequence[str]) -> dict[str, int]:
         ServiceError: The broker does not answer.
     """
     try:
-        found = _admin(brokers).list_topics(timeout=_CONNECT_TIMEOUT_S).topics
+        found = make_admin(brokers).list_topics(timeout=CONNECT_TIMEOUT_S).topics
     except KafkaException as exc:
         msg = f"Kafka at {brokers} does not list its topics: {exc.args[0].str()}; see `headrace services status`"
         raise ServiceError(msg) from exc
     return {name: len(found[name].partitions) for name in names if name in found}
 
 
-def _admin(brokers: str) -> AdminClient:
+def make_admin(brokers: str) -> AdminClient:
+    """Make a client that administers topics; it connects when it is first used."""
     config: dict[str, str | int | float | bool] = {
         "bootstrap.servers": brokers,
         "client.id": "headrace-topics",

@@ -20,7 +20,7 @@ from jobs.log_level import LogLevel, LogLevelOption
 from jobs.role import Role
 from jobs.settings import Settings
 from jobs.supervisor import Supervisor
-from jobs.topics import ensure_topics, plan_topics
+from jobs.topics import application_topics, ensure_topics
 from offline.card import load_card
 from schemas.errors import ServiceError
 from schemas.model import ModelSpec
@@ -91,8 +91,7 @@ class _Run:
         try:
             addresses = self._start_services([name for name in SERVICE_NAMES if needs_triton or name != "triton"])
             if not self.ended.is_set():
-                planned = plan_topics(list(self._application.views.values()), list(self._application.models.values()))
-                ensure_topics(str(addresses.kafka), planned)
+                ensure_topics(str(addresses.kafka), application_topics(self._application))
                 self._start_workers([role for role in Role if scores or role is not Role.SCORING])
                 if self._waiting_for is not None:
                     self._say(

@@ -28,6 +28,7 @@ from schemas.entity import Entity
 from schemas.reference import Reference
 from schemas.serving import Serving
 from schemas.source import EventSource
+from schemas.topic import TopicSettings
 from schemas.use_case import Lookup, UseCase
 from schemas.view import FeatureView
 
@@ -44,6 +45,7 @@ __all__ = [
     "OnlineStore",
     "Reference",
     "Serving",
+    "TopicSettings",
     "UseCase",
     "approx_distinct",
     "count",

@@ -23,7 +23,7 @@ from jobs.scrape import Samples, scrape
 from jobs.settings import Settings
 from jobs.supervisor import Supervisor
 from jobs.topic_reader import end_offsets
-from jobs.topics import ensure_topics, plan_topics
+from jobs.topics import application_topics, ensure_topics
 from jobs.train import train_late_arrival
 from schemas.errors import ConfigError, ServiceError
 from schemas.topology import connect
@@ -121,8 +121,8 @@ class Demo:
             board.close()
 
     def _prepare(self) -> None:
-        views, models = list(self._application.views.values()), list(self._application.models.values())
-        ensure_topics(self._brokers, plan_topics(views, models))
+        views = list(self._application.views.values())
+        ensure_topics(self._brokers, application_topics(self._application))
         for topic in connect(views).sources:
             if held := sum(end_offsets(self._brokers, topic).values()):
                 msg = (

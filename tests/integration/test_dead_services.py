@@ -15,7 +15,8 @@ NOBODY = {
     "HEADRACE_TRITON": "127.0.0.1:1",
 }
 NEEDS_KAFKA = [
-    ["topics"],
+    ["topics", "plan"],
+    ["topics", "apply"],
     ["consume", "scores.late_arrival"],
     ["produce", "flights"],
     ["audit"],

@@ -1,5 +1,6 @@
 """Topics of a test's own on a real Kafka."""
 
+import time
 import uuid
 from collections.abc import Sequence
 
@@ -16,6 +17,10 @@ def make_topic(brokers: str, name: str = "t", *, partitions: int = 1, config: di
     topic = f"test.{name}.{uuid.uuid4().hex[:8]}"
     admin = AdminClient({"bootstrap.servers": brokers})
     admin.create_topics([NewTopic(topic, partitions, 1, config=config or {})])[topic].result(TIMEOUT_S)
+    # The broker hears of it a moment after the controller has made it.
+    deadline_s = time.monotonic() + TIMEOUT_S
+    while topic not in admin.list_topics(timeout=TIMEOUT_S).topics:
+        assert time.monotonic() < deadline_s, f"{topic} does not appear"
     return topic
 
 

@@ -87,7 +87,7 @@ def test_checking_and_recording_are_two_things() -> None:
     assert "expected one of them" in str(result.exception)
 
 
-@pytest.mark.parametrize("command", [["worker", "--role", "features"], ["topics"], ["up"]])
+@pytest.mark.parametrize("command", [["worker", "--role", "features"], ["topics", "apply"], ["topics", "doc"], ["up"]])
 def test_nothing_starts_with_a_definition_that_changed_under_its_version(application: Path, command: list[str]) -> None:
     views("--record")
     application.write_text(DEFINITION.replace('over("5m")', 'over("6m")'))
