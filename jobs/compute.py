@@ -88,7 +88,7 @@ def compute(
 
 def _check_paths(view: FeatureView, input_path: Path, *outputs: Path | None) -> None:
     """See whether the input is there, before any output is opened, and that nothing is written over it."""
-    EventFile(input_path, view.sources).check()
+    EventFile(input_path, view.sources).check(is_read_twice=view.input.is_repartitioned)
     taken = {input_path.resolve()}
     for output in outputs:
         if output is not None and output.resolve() in taken:

@@ -35,7 +35,7 @@ def open_row_file(path: Path | None, schema: pa.Schema) -> Iterator[RowFile]:
         SinkError: Writing to it failed.
     """
     if path is None:
-        yield _Lines(sys.stdout.buffer)
+        yield _Named(_Lines(sys.stdout.buffer), "standard output")
         return
     try:
         stream = path.open("wb")
@@ -55,9 +55,11 @@ def open_row_file(path: Path | None, schema: pa.Schema) -> Iterator[RowFile]:
 
 
 @contextmanager
-def _writing(path: Path) -> Iterator[None]:
+def _writing(path: Path | str) -> Iterator[None]:
     try:
         yield
+    except BrokenPipeError:
+        raise  # whoever reads has seen enough
     except OSError as exc:
         reason = exc.strerror or exc
         msg = f"writing to {path} failed: {reason}; what is there is not whole, make room for it and run this again"
@@ -104,7 +106,7 @@ class _RowGroups:
 class _Named:
     """A file whose failures name it."""
 
-    def __init__(self, file: RowFile, path: Path) -> None:
+    def __init__(self, file: RowFile, path: Path | str) -> None:
         self._file = file
         self._path = path
 

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from offline.parquet_event import encode_events
 from schemas.errors import ConfigError, DecodeError, SchemaMismatchError
 from schemas.source import EventSource
+from schemas.time import parse_rfc3339_us
 from schemas.view_input import SOURCE_COLUMN
 from streams.windowing.event_time import read_event_times
 
@@ -37,7 +38,8 @@ _MARKS: Final = (b'"_', rb"\u005")
 """Bytes of which one stands in every row that names its partition, offset or broker time: a quoted name that starts
 with an underscore, as itself or escaped."""
 _INT64_END: Final = 2**63
-_ANY_TIME: Final = (-(2**62), 2**62)
+_FIRST_US: Final = parse_rfc3339_us("0001-01-01T00:00:00Z")
+_LAST_US: Final = parse_rfc3339_us("9999-12-31T23:59:59.999999Z")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,8 +78,11 @@ class EventFile:
     path: Path
     sources: tuple[EventSource, ...]
 
-    def check(self) -> None:
+    def check(self, *, is_read_twice: bool = False) -> None:
         """See whether there is such a file.
+
+        Args:
+            is_read_twice: Whether it has to be read from its beginning again, as a pipe can't be.
 
         Raises:
             ConfigError: There is not.
@@ -89,6 +94,8 @@ class EventFile:
             reason = "it is a directory"
         elif not os.access(self.path, os.R_OK):
             reason = "reading it is not permitted"
+        elif is_read_twice and not self.path.is_file():
+            reason = "it is a pipe or a device, and a view by way of a repartition topic reads its input twice"
         if reason is not None:
             msg = f"input {self.path} cannot be read: {reason}; expected a file of NDJSON, or Parquet (.parquet)"
             raise ConfigError(msg)
@@ -101,7 +108,7 @@ class EventFile:
                 none.
             SchemaMismatchError: The offsets of a partition do not rise.
         """
-        yield from self._cuts(size, _Placement(self.path, self._topics))
+        yield from self._cuts(size, self._placement())
 
     def partitions(self, size: int) -> list[list[int]]:
         """Read the file and tell, of each source, the partitions that some JSON object in it is in.
@@ -109,10 +116,17 @@ class EventFile:
         Raises:
             DecodeError, SchemaMismatchError: As for :meth:`cuts`.
         """
-        place = _Placement(self.path, self._topics)
+        place = self._placement()
         for _ in self._cuts(size, place):
             pass
         return [sorted(n for source, n in place.last if source == at) for at in range(len(self.sources))]
+
+    def _placement(self) -> "_Placement":
+        plausible_us = (
+            min(source.plausible_from_us for source in self.sources),
+            max(source.plausible_until_us for source in self.sources),
+        )
+        return _Placement(self.path, self._topics, plausible_us)
 
     @property
     def _topics(self) -> list[str]:
@@ -178,11 +192,13 @@ class _Placement:
     Attributes:
         path: The file.
         topics: Topics of its sources.
+        plausible_us: Range that event times lie in, by which a broker time in another unit is told.
         last: Last offset of each partition of a source (its position among them) so far.
     """
 
     path: Path
     topics: list[str]
+    plausible_us: tuple[int, int]
     last: dict[tuple[int, int], int] = field(default_factory=dict)
 
     def cut(self, values: list[bytes], *, first_number: int) -> EventCut:
@@ -246,16 +262,26 @@ class _Placement:
         is_read = np.array([value is None for value in found])
         if texts:
             column = pa.array([found[at] for at in texts], pa.string())
-            times = read_event_times(column, unit_us=None, plausible_us=_ANY_TIME)
+            times = read_event_times(column, unit_us=None, plausible_us=(_FIRST_US, _LAST_US + 1))
             result[texts], is_read[texts] = times.time_us, times.is_usable
-        for at, value in enumerate(found):
-            if type(value) is int and UNKNOWN_US < value < _INT64_END:
-                result[at], is_read[at] = value, True
+        numbers = [at for at, value in enumerate(found) if type(value) is int and -_INT64_END <= value < _INT64_END]
+        if numbers:
+            values = pa.array([found[at] for at in numbers], pa.int64())
+            times = read_event_times(values, unit_us=1, plausible_us=self.plausible_us)
+            if times.other_unit:
+                at, unit = min(times.other_unit.items())
+                msg = (
+                    f"{self.path}, row {first_number + numbers[at] + 1}: `_broker_time` is {values[at]}, expected "
+                    f"microseconds since 1970, which it would be in {unit}; convert it"
+                )
+                raise DecodeError(msg)
+            result[numbers] = values.to_numpy()
+            is_read[numbers] = (result[numbers] >= _FIRST_US) & (result[numbers] <= _LAST_US)
         if not is_read.all():
             at = int(np.argmin(is_read))
             msg = (
                 f"{self.path}, row {first_number + at + 1}: `_broker_time` is {found[at]!r}, expected RFC 3339 such as "
-                "'2013-01-01T10:00:00Z', or microseconds since 1970 as a whole number"
+                "'2013-01-01T10:00:00Z', or microseconds since 1970 as a whole number, in the years 1 to 9999"
             )
             raise DecodeError(msg)
         return result

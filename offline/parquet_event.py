@@ -6,9 +6,11 @@ of the field of its name:
 - a timestamp is RFC 3339 in UTC with microseconds, or a whole number in the field's ``x-unit`` (what is finer is cut
   off); one without a time zone is UTC; so is a date where the contract wants a date-time;
 - a whole number that was stored as a decimal, or as a float (as pandas does where some are missing), is one again;
-- null where the contract allows none is an absent field; NaN, for which JSON has no number, is null.
+- null where the contract allows none is an absent field; NaN, for which JSON has no number, is null;
+- bytes are text in UTF-8. Columns with bytes that the contract does not name are left out: JSON has no bytes.
 """
 
+from decimal import Decimal
 from typing import Any, Final
 
 import numpy as np
@@ -18,29 +20,45 @@ import pyarrow.compute as pc
 
 from schemas.contract import Contract
 from schemas.field import EVENT_TIME_UNITS_US, json_types
+from schemas.view_input import SOURCE_COLUMN
 from streams.wire import encode_rows
 
 _PLACES: Final = ("_partition", "_offset", "_broker_time")
 _PLACE: Final = {"type": "integer", "x-unit": "us"}
 _FLOORS: Final = {"us": "microsecond", "ms": "millisecond", "s": "second"}
 _EXACT: Final = 2.0**53
+_INT64_DIGITS: Final = 18
+"""Digits that a whole number may have and be sure to fit 64 bits."""
 
 
 def encode_events(rows: pa.Table, contract: Contract) -> list[bytes]:
     """Write each row as one JSON object, which depends on that row alone.
 
     Raises:
-        pyarrow.ArrowException: A column cannot be converted.
-        polars.exceptions.PolarsError: A column has a type that JSON cannot hold.
+        pyarrow.ArrowException: A column cannot be converted, or has a type that JSON cannot hold; it names the column.
     """
+    unnamed = set(rows.column_names) - {*contract.fields, *_PLACES, SOURCE_COLUMN}
+    rows = rows.select(
+        [at for at, column in enumerate(rows.schema) if column.name not in unnamed or _is_json(column.type)]
+    )
     broken: dict[int, dict[str, float]] = {}
     for position, name in enumerate(rows.column_names):
         field = _PLACE if name in _PLACES else contract.fields.get(name, {})
-        column = _convert(rows.column(position), field)
-        if pa.types.is_floating(column.type) and "integer" in json_types(field):
+        try:
+            column = _convert(rows.column(position), field)
+        except pa.ArrowException as exc:
+            msg = f"column {name!r} ({rows.column(position).type}) cannot be converted: {exc}"
+            raise pa.ArrowInvalid(msg) from exc
+        if not _is_json(column.type):
+            msg = f"column {name!r} is {column.type}, which JSON cannot hold"
+            raise pa.ArrowInvalid(msg)
+        apart: dict[int, float] = {}
+        if pa.types.is_decimal(column.type):
+            column, apart = _as_int64(column)
+        elif pa.types.is_floating(column.type) and "integer" in json_types(field):
             column, apart = _as_integers(column)
-            for row, value in apart.items():
-                broken.setdefault(row, {})[name] = value
+        for row, value in apart.items():
+            broken.setdefault(row, {})[name] = value
         rows = rows.set_column(position, name, column)
     values = encode_rows(rows)
     absent = {
@@ -68,11 +86,36 @@ def _convert(column: pa.ChunkedArray, field: dict[str, Any]) -> pa.ChunkedArray:
         # Floored first: a cast alone would cut off towards 1970.
         times = pc.floor_temporal(utc, unit=_FLOORS[unit or "us"]).cast(pa.timestamp("us", tz="UTC"))
         return times if unit is None else pc.divide(times.cast(pa.int64()), EVENT_TIME_UNITS_US[unit])
-    if pa.types.is_binary(arrow) or pa.types.is_large_binary(arrow):
-        return column.cast(pa.string())
-    if pa.types.is_decimal(arrow):
-        return column.cast(pa.int64() if arrow.scale == 0 else pa.float64())
+    if _is_binary(arrow):
+        return column.cast(pa.binary()).cast(pa.string())
+    if pa.types.is_decimal(arrow) and arrow.scale != 0:
+        return column.cast(pa.float64())
     return column
+
+
+def _is_binary(arrow: pa.DataType) -> bool:
+    kinds = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary, pa.types.is_binary_view)
+    return any(is_kind(arrow) for is_kind in kinds)
+
+
+def _is_json(arrow: pa.DataType) -> bool:
+    """Tell whether JSON can hold a type."""
+    if pa.types.is_dictionary(arrow):
+        return _is_json(arrow.value_type)
+    if pa.types.is_nested(arrow):
+        return all(_is_json(arrow.field(at).type) for at in range(arrow.num_fields))
+    return not _is_binary(arrow)
+
+
+def _as_int64(column: pa.ChunkedArray) -> tuple[pa.ChunkedArray, dict[int, float]]:
+    """Make whole numbers of decimals without a fraction; those beyond 64 bits are null, and given by row beside."""
+    if column.type.precision <= _INT64_DIGITS:
+        return column.cast(pa.int64()), {}
+    low, high = Decimal(-(2**63)), Decimal(2**63 - 1)
+    values = column.to_pylist()
+    apart = {row: float(value) for row, value in enumerate(values) if value is not None and not low <= value <= high}
+    kept = [None if value is None or row in apart else int(value) for row, value in enumerate(values)]
+    return pa.chunked_array([pa.array(kept, pa.int64())]), apart
 
 
 def _as_integers(column: pa.ChunkedArray) -> tuple[pa.ChunkedArray, dict[int, float]]:

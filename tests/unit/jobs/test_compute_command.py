@@ -6,7 +6,11 @@ every_event --close`` in their directory, read the difference, and put it into t
 """
 
 import json
+import os
 import random
+import subprocess
+import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +25,7 @@ from schemas.errors import ConfigError, SchemaMismatchError, SinkError
 
 GOLDEN = Path(__file__).parent / "golden_compute"
 DEFINITION = str(GOLDEN / "shop_activity.py")
+HEADRACE = Path(sys.executable).with_name("headrace")
 
 
 def compute(*arguments: object) -> Result:
@@ -207,6 +212,51 @@ def test_a_full_disk_is_no_mistake_of_the_user(tmp_path: Path) -> None:
 
     assert isinstance(result.exception, SinkError)
     assert "writing to /dev/full failed: No space left on device" in str(result.exception)
+
+
+def test_a_full_disk_behind_standard_output_is_none_either() -> None:
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [HEADRACE, "compute", DEFINITION, "--input", GOLDEN / "events.ndjson", "--emit", "every_event"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+
+    assert done.returncode == 1
+    assert done.stderr.startswith("headrace: writing to standard output failed: No space left on device")
+    assert len(done.stderr.splitlines()) == 1
+
+
+REPARTITIONED = """
+from streams import Entity, EventSource, FeatureView, count
+shop = EventSource("shop.events", contract="shop_event@1", key="event_id")
+user = Entity("user", key="user_id")
+clicks = FeatureView("clicks", version=1, entity=user, source=shop, slide="1m", features={"n": count().over("1m")})
+"""
+
+
+def test_a_pipe_is_refused_where_the_input_is_read_twice(tmp_path: Path) -> None:
+    (tmp_path / "views.py").write_text(REPARTITIONED)
+    os.mkfifo(tmp_path / "pipe")
+
+    refusal = error(compute(tmp_path / "views.py", "--input", tmp_path / "pipe"))
+
+    assert "it is a pipe or a device, and a view by way of a repartition topic reads its input twice" in refusal
+    assert compute(tmp_path / "views.py", "--input", GOLDEN / "events.ndjson").exit_code == 0
+
+
+def test_a_pipe_is_read_like_a_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    events = (GOLDEN / "events.ndjson").read_bytes()
+    writer = threading.Thread(target=(tmp_path / "pipe").write_bytes, args=(events,))
+    writer.start()
+
+    rows, _ = compute_into(tmp_path, "--input", tmp_path / "pipe", "--emit", "every_event", "--close")
+    writer.join()
+
+    assert rows == (GOLDEN / "rows.ndjson").read_bytes()
 
 
 def test_nothing_is_written_over_the_input(tmp_path: Path) -> None:

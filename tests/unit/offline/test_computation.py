@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from offline.computation import DEAD_LETTER_COLUMNS, Computation, Computed
-from schemas.aggregation import count, last, sum_
+from schemas.aggregation import count, from_event, last, sum_
 from schemas.entity import Entity
 from schemas.errors import ConfigError, DecodeError, SchemaMismatchError
 from schemas.row import Pane
@@ -204,6 +204,10 @@ def test_an_offset_may_follow_garbage_that_has_a_higher_number(tmp_path: Path, b
         ({"_broker_time": 2**63}, "row 2: `_broker_time`"),
         ({"_broker_time": False}, "row 2: `_broker_time` is False"),
         ({"_broker_time": [1]}, "row 2: `_broker_time`"),
+        ({"_broker_time": 2**63 - 1}, "row 2: `_broker_time` is 9223372036854775807, .* in the years 1 to 9999"),
+        ({"_broker_time": 1 - 2**63}, "row 2: `_broker_time`"),
+        ({"_broker_time": "9999-12-31T23:59:59-14:00"}, "row 2: `_broker_time`"),
+        ({"_broker_time": "0001-01-01T00:00:00+14:00"}, "row 2: `_broker_time`"),
     ],
 )
 def test_a_place_that_is_none_is_refused(tmp_path: Path, place: Row, message: str) -> None:
@@ -211,6 +215,25 @@ def test_a_place_that_is_none_is_refused(tmp_path: Path, place: Row, message: st
 
     with pytest.raises(DecodeError, match=message):
         compute(make_view(), path)
+
+
+@pytest.mark.parametrize(("per_second", "unit"), [(1, "s"), (10**3, "ms"), (10**9, "ns")])
+def test_a_broker_time_in_another_unit_is_refused(tmp_path: Path, per_second: int, unit: str) -> None:
+    view = make_view(source={"plausible_from": "1990-01-01T00:00:00Z"})
+    at_s = 1_357_034_400
+    rows = [{"key": "a", "at": at_s, "_broker_time": at_s * each} for each in (10**6, per_second)]
+    path = write(tmp_path / "in.ndjson", rows)
+
+    message = f"row 2: `_broker_time` is {at_s * per_second}, expected microseconds since 1970, .* in {unit}; convert"
+    with pytest.raises(DecodeError, match=message):
+        compute(view, path)
+
+
+@pytest.mark.parametrize("time", ["0001-01-01T00:00:00Z", "9999-12-31T23:59:59.999999Z"])
+def test_any_broker_time_that_can_be_written_is_read(tmp_path: Path, time: str) -> None:
+    path = write(tmp_path / "in.ndjson", [{"key": "a", "at": 100, "_broker_time": time}])
+
+    assert [row["broker_time"] for row in to_rows(compute(make_view(), path).rows)] == [parse_rfc3339_us(time)]
 
 
 def test_broker_times_are_microseconds_or_rfc_3339_and_null_ones_are_none(tmp_path: Path) -> None:
@@ -409,6 +432,57 @@ def test_a_parquet_null_is_an_absent_field_where_the_contract_allows_none(tmp_pa
 
     assert [row["total"] for row in computed.rows.to_pylist()] == [None, 2.5]
     assert computed.dead_letters.num_rows == 0
+
+
+BYTES = [
+    pa.array([b"\xff\xfe"]),
+    pa.array([b"\xff\xfe"], pa.large_binary()),
+    pa.array([b"\xff\xfe"], pa.binary_view()),
+    pa.array([b"\xff\xfe"], pa.binary(2)),
+    pa.array([[b"\xff\xfe"]]),
+    pa.array([{"raw": b"\xff\xfe"}]),
+    pa.array([[(b"\xff\xfe", 1)]], pa.map_(pa.binary(), pa.int64())),
+    pa.array([b"\xff\xfe"]).dictionary_encode(),
+]
+
+
+@pytest.mark.parametrize("column", BYTES, ids=lambda column: str(column.type))
+def test_parquet_bytes_that_the_contract_does_not_name_are_left_out(tmp_path: Path, column: pa.Array) -> None:
+    pq.write_table(pa.table({"key": ["a"], "at": [3.5], "raw": column, "note": ["n"]}), tmp_path / "in.parquet")
+
+    assert dead(compute(make_view(), tmp_path / "in.parquet"), "value") == [('{"key":"a","at":3.5,"note":"n"}',)]
+
+
+@pytest.mark.parametrize("column", BYTES, ids=lambda column: str(column.type))
+def test_parquet_bytes_that_are_no_text_are_refused_by_the_name_of_their_column(
+    tmp_path: Path, column: pa.Array
+) -> None:
+    pq.write_table(pa.table({"key": column, "at": [100]}), tmp_path / "in.parquet")
+
+    with pytest.raises(DecodeError, match=r"in\.parquet cannot be read: column 'key' (\(|is )"):
+        compute(make_view(), tmp_path / "in.parquet")
+
+
+@pytest.mark.parametrize("arrow", [pa.binary(), pa.large_binary(), pa.binary_view(), pa.binary(3)], ids=str)
+def test_parquet_bytes_in_utf_8_are_text(tmp_path: Path, arrow: pa.DataType) -> None:
+    pq.write_table(pa.table({"key": pa.array(["日".encode()], arrow), "at": [100]}), tmp_path / "in.parquet")
+
+    assert compute(make_view(), tmp_path / "in.parquet").rows["key"].to_pylist() == ["日"]
+
+
+@pytest.mark.parametrize("arrow", [pa.decimal128(38), pa.decimal256(60)], ids=str)
+def test_a_parquet_decimal_beyond_64_bits_is_a_dead_letter_and_no_other_row_with_it(
+    tmp_path: Path, arrow: pa.DataType
+) -> None:
+    numbers = [2**63 - 1, -(2**63), 10**30, 2**63, -(2**63) - 1, None]
+    decimals = pa.array([None if number is None else Decimal(number) for number in numbers], arrow)
+    pq.write_table(pa.table({"key": ["a"] * 6, "at": [100] * 6, "n": decimals}), tmp_path / "in.parquet")
+    view = make_view(features={"n": from_event("n")})
+
+    computed = compute(view, tmp_path / "in.parquet", batch_rows=4)
+
+    assert computed.rows["n"].to_pylist() == [2**63 - 1, -(2**63), None]
+    assert dead(computed, "offset", "reason") == [(at, "schema_violation") for at in (2, 3, 4)]
 
 
 def test_an_empty_parquet_file_gives_empty_output(tmp_path: Path) -> None:
