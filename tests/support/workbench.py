@@ -76,7 +76,7 @@ class Workbench:
         return spawn(argv, environment=self.environment(), cwd=self.directory, log=self.log)
 
     def make_topics(self) -> None:
-        topics = self.run("topics", "--partitions", str(N_PARTITIONS))
+        topics = self.run("topics", "apply", "--partitions", str(N_PARTITIONS))
         assert wait_until(lambda: not topics.is_alive(), timeout_s=TIMEOUT_S)
         assert exit_code(topics.pid) == 0, self.log.read_text()
 
