@@ -38,6 +38,7 @@ def read_topic(brokers: str, topic: str, *, start_offsets: Mapping[int, int] | N
         "enable.partition.eof": True,
         "log_level": _SILENT,
         "fetch.wait.max.ms": 20,  # it is known where the end is: an empty partition need not be waited for
+        "fetch.queue.backoff.ms": 10,  # the default, a second, would let a fast reader run dry
     }
     consumer = Consumer(config)
     try:

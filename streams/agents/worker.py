@@ -109,6 +109,9 @@ def consumer_config(group: str, *, brokers: str) -> dict[str, Any]:
         "fetch.wait.max.ms": 20,
         "reconnect.backoff.ms": 500,
         "queued.max.messages.kbytes": 65_536,
+        # A partition with enough in hand is not asked for more for so long: at the default, a second, a reader that is
+        # faster than that runs dry.
+        "fetch.queue.backoff.ms": 10,
     }
 
 

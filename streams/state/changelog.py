@@ -290,6 +290,7 @@ def read_committed(
             "enable.partition.eof": True,
             "auto.offset.reset": "earliest",
             "fetch.wait.max.ms": 20,
+            "fetch.queue.backoff.ms": 10,  # the default, a second, would let a fast reader run dry
         }
     )
     try:
