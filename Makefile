@@ -21,7 +21,7 @@ demo: setup
 	$(BIN)/headrace demo
 
 test: setup
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 check: setup
 	$(BIN)/ruff check .

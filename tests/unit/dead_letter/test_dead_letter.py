@@ -16,7 +16,7 @@ class FakeEpoch:
     def begin(self) -> int:
         return 1
 
-    async def write(self, topic: str, **record: Any) -> None:
+    async def write_output(self, topic: str, **record: Any) -> None:
         self.records.append(record)
 
 

@@ -310,9 +310,9 @@ def test_keys_that_have_gone_quiet_take_no_memory(windows: dict[str, Any]) -> No
     try:
         for wave in range(9):
             for turn in range(3):
-                names = [f"{wave}-{number}" for number in range(1_500)]
+                names = [f"{wave}-{number}" for number in range(1_100)]
                 rows = [
-                    event(3 * 1_500 * wave + 1_500 * turn + i, 600 * wave + 10 * turn, f"key-{name}")
+                    event(3 * 1_100 * wave + 1_100 * turn + i, 600 * wave + 10 * turn, f"key-{name}")
                     | {"kind": f"kind-{name}", "x": float(i), "id": f"id-{turn}-{name}"}
                     for i, name in enumerate(names)
                 ]
