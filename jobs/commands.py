@@ -31,6 +31,12 @@ COMMANDS: Final = {
     "topics": _Entry(
         "topics_command", "app", "Run", "Make the topics of the application, and keep them as it wants them."
     ),
+    "backfill": _Entry(
+        "backfill",
+        "backfill",
+        "Offline",
+        "Compute the features of records that have been, by the engine of the live path.",
+    ),
     "demo": _Entry(
         "demo", "demo", "Flights", "Run all of Headrace on real flights, and check at the end that everything adds up."
     ),

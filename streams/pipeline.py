@@ -128,8 +128,13 @@ class PartitionPipeline:
         """Offset that the pipeline must be fed from: the earliest that one of its views or routers still needs."""
         return min([*self._next_offsets.values(), *(router.next_offset for router in self.routers)])
 
-    def process(self, batch: RawBatch, *, processing_time_us: int, computed_time_us: int, epoch: int) -> Processed:
-        """Run one raw batch through; batches come in offset order without gaps in time."""
+    def process(
+        self, batch: RawBatch, *, processing_time_us: int, computed_time_us: int | None, epoch: int | None
+    ) -> Processed:
+        """Run one raw batch through; batches come in offset order without gaps in time.
+
+        ``computed_time_us`` and ``epoch`` go into the rows; None where nothing is committed, as in a backfill.
+        """
         read: ReadRows
         if isinstance(self.source, EventSource):
             read = SourceRows(batch, self.source)
@@ -228,7 +233,9 @@ class PartitionPipeline:
         named = dead_letters.append_column("view", pa.array(views, pa.string()))
         return named.filter(pa.array(keep, pa.bool_()))
 
-    def _with_context(self, rows: pa.Table, view: FeatureView, *, computed_time_us: int, epoch: int) -> pa.Table:
+    def _with_context(
+        self, rows: pa.Table, view: FeatureView, *, computed_time_us: int | None, epoch: int | None
+    ) -> pa.Table:
         values: dict[str, Any] = {
             "view": view.name,
             "view_version": view.version,

@@ -1,6 +1,6 @@
 """Ports: what the pipeline asks of the services around it. Adapters implement them, tests fake them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -8,6 +8,43 @@ import numpy as np
 from numpy.typing import NDArray
 
 from schemas.view import FeatureView
+from streams.batch import RawBatch
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogPart:
+    """What a log holds of one partition.
+
+    Attributes:
+        offsets: From the first record to the last; some may hold none.
+        records: How many records that is, at most.
+        size_bytes: What they take as they are stored; None where that is not known.
+    """
+
+    offsets: range
+    records: int
+    size_bytes: int | None
+
+
+class RecordLog(Protocol):
+    """Records of a topic, to be read again: from Kafka, or from the archive."""
+
+    @property
+    def topic(self) -> str:
+        """The topic."""
+        ...
+
+    def parts(self) -> Mapping[int, LogPart]:
+        """Tell what is there, by partition."""
+        ...
+
+    def first_at(self, time_us: int) -> Mapping[int, int]:
+        """Tell, by partition, the first offset with a record timestamp of this time or later; the end if none has."""
+        ...
+
+    def read(self, partition: int, offsets: range) -> Iterator[RawBatch]:
+        """Read the records of a partition in log order, between these offsets."""
+        ...
 
 
 class OnlineFeatures(Protocol):

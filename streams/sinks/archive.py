@@ -21,6 +21,7 @@ from deltalake import exceptions as delta_errors
 from schemas.errors import SchemaMismatchError, SinkUnavailableError
 from schemas.row import TIMESTAMP
 from streams.batch import Headers, RawBatch
+from streams.ports import LogPart
 from streams.sinks.delta import commit_until_alone, join_uri, mapped_errors, open_delta, recorded_version
 from streams.sinks.offline import WRITER_PROPERTIES, CommitResult
 
@@ -124,36 +125,22 @@ class ArchiveWriter:
             return table
 
 
-@dataclass(frozen=True, kw_only=True)
-class LogPart:
-    """What is there of one partition.
-
-    Attributes:
-        offsets: From the first record to the last.
-        records: How many records that is.
-        size_bytes: What it takes, as it is stored.
-    """
-
-    offsets: range
-    records: int
-    size_bytes: int
-
-
 @dataclass(frozen=True)
 class Archive:
-    """A topic's archive as of a version of its table, for reading.
+    """A topic's archive, for reading.
 
     Attributes:
         root: Directory or object store URL that holds the tables.
         topic: The topic.
-        version: Version of the table; None for the newest at each call.
         storage_options: Options of the object store, as delta-rs takes them.
     """
 
     root: str
     topic: str
-    version: int | None = None
     storage_options: Mapping[str, str] | None = None
+
+    def __str__(self) -> str:
+        return f"archive {self._uri}"
 
     @property
     def is_there(self) -> bool:
@@ -173,7 +160,7 @@ class Archive:
             SchemaMismatchError: The table is no archive of this topic.
         """
         parts: dict[int, LogPart] = {}
-        for number, files in self._files().items():
+        for number, files in self._files(self._open()).items():
             edges = range(files[0].offsets.start, max(file.offsets.stop for file in files))
             size_bytes = sum(file.size_bytes for file in files)
             parts[number] = LogPart(offsets=edges, records=sum(file.records for file in files), size_bytes=size_bytes)
@@ -212,22 +199,24 @@ class Archive:
         """Read records of a partition in log order.
 
         Files are read one after the other, those whose offsets overlap together. Compaction puts files together in any
-        order: what it has mixed is sorted in memory.
+        order: what it has mixed is sorted in memory. What compaction does meanwhile does not matter: the table is read
+        as of when this began, whose files are there until it is vacuumed.
 
         Raises:
             As for :meth:`parts`.
         """
+        table = self._open()
         files = [
             file
-            for file in self._files().get(partition, ())
+            for file in self._files(table).get(partition, ())
             if file.offsets.start < offsets.stop and file.offsets.stop > offsets.start
         ]
         for group in _overlapping(files):
             with mapped_errors(self._uri):
-                yield from self._read_group(partition, offsets, {file.path for file in group})
+                yield from self._read_group(table, partition, offsets, {file.path for file in group})
 
-    def _read_group(self, partition: int, offsets: range, paths: set[str]) -> Iterator[RawBatch]:
-        dataset = self._open().to_pyarrow_dataset()
+    def _read_group(self, table: DeltaTable, partition: int, offsets: range, paths: set[str]) -> Iterator[RawBatch]:
+        dataset = table.to_pyarrow_dataset()
         wanted = (pc.field("offset") >= offsets.start) & (pc.field("offset") < offsets.stop)
         fragments = [
             fragment
@@ -258,20 +247,13 @@ class Archive:
                 "--role offline`, or read the topic itself with `--source kafka`"
             )
             raise SinkUnavailableError(msg)
-        if self.version is not None:
-            with mapped_errors(self._uri):
-                table.load_as_version(self.version)
         return table
 
-    def pinned(self) -> "Archive":
-        """The archive as it is now, whatever is added to it from here on."""
-        return Archive(self.root, self.topic, self._open().version(), self.storage_options)
-
-    def _files(self) -> dict[int, list["_File"]]:
+    def _files(self, table: DeltaTable) -> dict[int, list["_File"]]:
         """Files of each partition, by their first offset."""
         files: dict[int, list[_File]] = {}
         with mapped_errors(self._uri):
-            actions = pa.table(self._open().get_add_actions(flatten=True)).to_pylist()
+            actions = pa.table(table.get_add_actions(flatten=True)).to_pylist()
         for action in actions:
             found = _File(
                 path=action["path"],

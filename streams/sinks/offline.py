@@ -3,7 +3,7 @@
 A table is ``<root>/<view>/v<version>``, partitioned by ``event_date``. Each commit carries an application transaction
 per partition of the features topic, whose version is the last offset committed; rows at or below it are left out, so
 that a repeat, a rewind or a second writer cannot put a row in twice. History that a backfill has put in says in
-transactions of its own up to which source offset it reaches; rows that older records made are left out too. See
+transactions of its own which source offsets it is of; what the live path makes of those is left out too. See
 ``infra/adr/0004-delta-idempotence.md``.
 
 A table is bitemporal: ``event_time`` is when what a row says was so, ``available_time`` from when on it could be read.
@@ -12,7 +12,7 @@ A table is bitemporal: ``event_time`` is when what a row says was so, ``availabl
 import functools
 import operator
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
@@ -66,11 +66,13 @@ class History:
     """What became of history that was given to a table.
 
     Attributes:
-        live_from: By partition, the source offset from which on rows are the live path's: history ends right before.
+        spans: By partition, the source offsets that are history now; partitions without any are left out.
+        live_from: By partition, the first source offset with a row of the live path; those without any are left out.
         rows: Rows that were added.
         table_version: Version of the table that it made; None where there was nothing to add.
     """
 
+    spans: Mapping[int, range]
     live_from: Mapping[int, int]
     rows: int
     table_version: int | None
@@ -164,9 +166,9 @@ class OfflineWriter:
     def add_history(self, rows: ds.Dataset, *, view: FeatureView, read: Mapping[int, range]) -> History:
         """Put history before the rows of the table, in one commit: all of it becomes visible at once, or nothing does.
 
-        The rows that are there stay as they are. History ends where they begin, or where it has been read to; what the
-        live path computes of it later is left out by :meth:`write`. While this commits, no other writer of these
-        partitions can: either sees what the other did.
+        The rows that are there stay as they are. History ends where those of the live path begin, or where it has been
+        read to, and can be continued at both of its ends; what the live path computes of it later is left out by
+        :meth:`write`. While this commits, no other writer of these partitions can: either sees what the other did.
 
         Args:
             rows: Rows of :func:`table_schema`, of these source offsets and maybe more.
@@ -174,7 +176,7 @@ class OfflineWriter:
             read: By partition of what the view reads, the source offsets whose rows are wanted.
 
         Raises:
-            As for :meth:`write`.
+            As for :meth:`write`; also SinkRejectedError where it does not meet the history that is there.
         """
         uri = table_uri(self._root, view)
         with self._lock:
@@ -188,23 +190,41 @@ class OfflineWriter:
     def _add_history(self, rows: ds.Dataset, *, view: FeatureView, read: Mapping[int, range]) -> History:
         self._tables.pop(table_uri(self._root, view), None)
         table = self._open(view) or self._create(view)
-        first = _first_offsets(table)
-        taken = {n: range(wanted.start, min(wanted.stop, first.get(n, wanted.stop))) for n, wanted in read.items()}
-        taken = {number: offsets for number, offsets in taken.items() if offsets}
-        live_from = {number: first.get(number, wanted.stop) for number, wanted in read.items()}
-        nothing = History(live_from=live_from, rows=0, table_version=None)
+        held = _held(table, view, read)
+        spans, taken = dict(held.spans), dict[int, list[range]]()
+        for number, wanted in read.items():
+            added = range(wanted.start, min(wanted.stop, held.live_from.get(number, wanted.stop)))
+            span = held.spans.get(number, added)
+            if is_apart(span, added):
+                msg = (
+                    f"history of offsets {added.start} to {added.stop - 1} of partition {number} does not meet that of "
+                    f"{span.start} to {span.stop - 1}, which {table_uri(self._root, view)} has; add what is between too"
+                )
+                raise SinkRejectedError(msg)
+            pieces = [added]
+            if number in held.spans:
+                pieces = [
+                    range(added.start, min(added.stop, span.start)),
+                    range(max(added.start, span.stop), added.stop),
+                ]
+            if found := [piece for piece in pieces if piece]:
+                taken[number] = found
+                spans[number] = range(min(span.start, added.start), max(span.stop, added.stop))
         if not taken:
-            return nothing
+            return held
         chosen = rows.scanner(columns=table_schema(view).names, filter=_of_offsets(taken))
         if not (n_rows := chosen.count_rows()):
-            return nothing
+            return held
         transactions = []
-        for number, offsets in taken.items():
-            reached = max(_or_none_yet(recorded_version(table, history_id(view, number))), offsets.stop - 1)
+        for number in taken:
             live = _or_none_yet(recorded_version(table, application_id(view, number)))
+            first_id, last_id = history_ids(view, number)
             # The live path's own transaction, unchanged: so that its commits and this one cannot pass each other.
-            transactions += [Transaction(history_id(view, number), reached)]
-            transactions += [Transaction(application_id(view, number), live)]
+            transactions += [
+                Transaction(application_id(view, number), live),
+                Transaction(first_id, spans[number].start),
+                Transaction(last_id, spans[number].stop - 1),
+            ]
         write_deltalake(
             table,
             chosen.to_reader(),
@@ -213,7 +233,7 @@ class OfflineWriter:
             writer_properties=WRITER_PROPERTIES,
             commit_properties=CommitProperties(app_transactions=transactions),
         )
-        return History(live_from=live_from, rows=n_rows, table_version=table.version())
+        return History(spans=spans, live_from=held.live_from, rows=n_rows, table_version=table.version())
 
     def last_offset(self, view: FeatureView, partition: int) -> int | None:
         """Read the last offset of a features-topic partition whose rows are in the table; None when there is none.
@@ -229,12 +249,29 @@ class OfflineWriter:
             recorded = None if table is None else recorded_version(table, application_id(view, partition))
             return None if recorded == _NONE_YET else recorded
 
+    def history(self, view: FeatureView, partitions: Iterable[int]) -> History:
+        """Tell what of these partitions of what the view reads is history, and where the live path's rows begin.
+
+        Raises:
+            SchemaMismatchError: The table belongs to another definition.
+            SinkUnavailableError: The storage does not answer.
+        """
+        uri = table_uri(self._root, view)
+        with self._lock, mapped_errors(uri):
+            self._tables.pop(uri, None)
+            table = self._open(view)
+            if table is None:
+                return History(spans={}, live_from={}, rows=0, table_version=None)
+            return _held(table, view, partitions)
+
     def _append(self, rows: pa.Table, *, view: FeatureView, partition: int, offsets: pa.Array) -> CommitResult:
         table = self._open(view) or self._create(view)
         app_id = application_id(view, partition)
         is_fresh = pc.greater(offsets, _or_none_yet(recorded_version(table, app_id)))
-        history = _or_none_yet(recorded_version(table, history_id(view, partition)))
-        fresh = rows.filter(pc.and_(is_fresh, pc.greater(rows["source_offset"], history)))
+        span = _span(table, view, partition) or range(0)
+        made_by = rows["source_offset"]
+        is_live = pc.or_(pc.less(made_by, span.start), pc.greater_equal(made_by, span.stop))
+        fresh = rows.filter(pc.and_(is_fresh, is_live))
         if fresh.num_rows == 0:
             return CommitResult(rows=0, skipped=rows.num_rows, table_version=None)
         # The rows and the offset become visible in the same commit, or neither does. A commit with this transaction id
@@ -284,9 +321,15 @@ def application_id(view: FeatureView, partition: int) -> str:
     return f"headrace:{view.name}:v{view.version}:{partition}"
 
 
-def history_id(view: FeatureView, partition: int) -> str:
-    """Name the application transaction whose version is the last source offset that a partition's history reaches."""
-    return f"{application_id(view, partition)}:history"
+def history_ids(view: FeatureView, partition: int) -> tuple[str, str]:
+    """Name the application transactions whose versions are the first and the last source offset of the history."""
+    application = application_id(view, partition)
+    return f"{application}:history_from", f"{application}:history"
+
+
+def is_apart(span: range, added: range) -> bool:
+    """See whether there is something between two spans of offsets; there is nothing beside an empty one."""
+    return bool(span and added) and (added.start > span.stop or added.stop < span.start)
 
 
 def open_table(
@@ -378,19 +421,28 @@ def _schema_mode(table: DeltaTable) -> Literal["merge"] | None:
     return None if AVAILABLE_TIME in (field.name for field in table.schema().fields) else "merge"
 
 
-def _first_offsets(table: DeltaTable) -> dict[int, int]:
-    """Tell the first source offset of each partition that a row of the table is of."""
+def _span(table: DeltaTable, view: FeatureView, partition: int) -> range | None:
+    first, last = (recorded_version(table, name) for name in history_ids(view, partition))
+    return None if first is None or last is None else range(first, last + 1)
+
+
+def _held(table: DeltaTable, view: FeatureView, partitions: Iterable[int]) -> History:
+    """Tell what a table has of these partitions."""
+    numbers = set(partitions)
+    spans = {number: span for number in numbers if (span := _span(table, view, number)) is not None}
+    where = ~_of_offsets({number: [span] for number, span in spans.items()}) if spans else None
     first: dict[int, int] = {}
     columns = ["source_partition", "source_offset"]
-    for batch in table.to_pyarrow_dataset().to_batches(columns=columns):
+    for batch in table.to_pyarrow_dataset().to_batches(columns=columns, filter=where):
         found = pa.Table.from_batches([batch]).group_by("source_partition").aggregate([("source_offset", "min")])
         for row in found.to_pylist():
             number = row["source_partition"]
             first[number] = min(first.get(number, row["source_offset_min"]), row["source_offset_min"])
-    return first
+    live_from = {number: offset for number, offset in first.items() if number in numbers}
+    return History(spans=spans, live_from=live_from, rows=0, table_version=None)
 
 
-def _of_offsets(wanted: Mapping[int, range]) -> ds.Expression:
+def _of_offsets(wanted: Mapping[int, Sequence[range]]) -> ds.Expression:
     number, offset = pc.field("source_partition"), pc.field("source_offset")
-    ranges = [(number == n) & (offset >= o.start) & (offset < o.stop) for n, o in wanted.items()]
+    ranges = [(number == n) & (offset >= o.start) & (offset < o.stop) for n, spans in wanted.items() for o in spans]
     return functools.reduce(operator.or_, ranges)

@@ -121,13 +121,17 @@ def test_a_time_is_found_by_the_first_record_that_has_it(tmp_path: Path) -> None
     assert archive.first_at(0) == {0: 0, 1: 0}
 
 
-def test_a_pinned_archive_does_not_see_what_comes_later(tmp_path: Path) -> None:
+def test_what_is_added_or_compacted_while_it_is_read_is_not_seen(tmp_path: Path) -> None:
     writer = ArchiveWriter(tmp_path)
-    writer.write(records(range(3)))
-    pinned = Archive(str(tmp_path), TOPIC).pinned()
-    writer.write(records(range(3, 6)))
-    assert pinned.parts()[0].offsets == range(3)
-    assert [batch.offsets.tolist() for batch in pinned.read(0, range(100))] == [[0, 1, 2]]
+    for first in range(0, 9, 3):
+        writer.write(records(range(first, first + 3)))
+    batches = Archive(str(tmp_path), TOPIC).read(0, range(100))
+    found = next(batches).offsets.tolist()
+    writer.write(records(range(9, 12)))
+    DeltaTable(archive_uri(tmp_path, TOPIC)).optimize.compact()
+    for batch in batches:
+        found += batch.offsets.tolist()
+    assert found == list(range(9))
 
 
 def test_an_archive_that_is_not_there_says_who_writes_it(tmp_path: Path) -> None:

@@ -231,23 +231,43 @@ class TestHistory:
     def test_what_the_live_path_makes_of_it_later_is_left_out(self, tmp_path: Path) -> None:
         side = self.history(tmp_path / "side", range(10))
         writer, live = OfflineWriter(tmp_path), OfflineWriter(tmp_path)
-        assert writer.add_history(side, view=COUNTS, read={0: range(2, 8)}).live_from == {0: 8}
+        assert writer.add_history(side, view=COUNTS, read={0: range(2, 8)}).spans == {0: range(2, 8)}
         result = live.write(numbered(COUNTS, range(12)), view=COUNTS, partition=0, offsets=range(12))
-        assert (result.rows, result.skipped) == (4, 8)
-        assert stored(tmp_path) == [2, 3, 4, 5, 6, 7, 8, 9, 10, 11]
+        assert (result.rows, result.skipped) == (6, 6)
+        assert stored(tmp_path) == list(range(12)), "what is before the history is the live path's too"
         assert live.last_offset(COUNTS, 0) == 11
 
     def test_it_is_added_once(self, tmp_path: Path) -> None:
         side = self.history(tmp_path / "side", range(10))
         writer = OfflineWriter(tmp_path)
         assert writer.add_history(side, view=COUNTS, read={0: range(4, 8)}).rows == 4
-        again = OfflineWriter(tmp_path).add_history(side, view=COUNTS, read={0: range(10)})
-        assert (again.rows, again.live_from) == (4, {0: 4})
-        assert OfflineWriter(tmp_path).add_history(side, view=COUNTS, read={0: range(10)}).rows == 0
-        assert stored(tmp_path) == list(range(8))
+        again = OfflineWriter(tmp_path).add_history(side, view=COUNTS, read={0: range(9)})
+        assert (again.rows, again.spans, again.live_from) == (5, {0: range(9)}, {})
+        assert OfflineWriter(tmp_path).add_history(side, view=COUNTS, read={0: range(9)}).rows == 0
+        assert stored(tmp_path) == list(range(9))
         result = writer.write(numbered(COUNTS, range(10)), view=COUNTS, partition=0, offsets=range(10))
-        assert (result.rows, result.skipped) == (2, 8)
+        assert (result.rows, result.skipped) == (1, 9)
         assert stored(tmp_path) == list(range(10))
+
+    def test_it_is_continued_up_to_where_live_rows_begin(self, tmp_path: Path) -> None:
+        side = self.history(tmp_path / "side", range(10))
+        writer = OfflineWriter(tmp_path)
+        writer.add_history(side, view=COUNTS, read={0: range(4)})
+        live = make_rows(COUNTS, [{"n": 107, "source_offset": 7}])
+        writer.write(live, view=COUNTS, partition=0, offsets=[0])
+        held = writer.history(COUNTS, [0, 1])
+        assert (held.spans, held.live_from) == ({0: range(4)}, {0: 7})
+        assert writer.add_history(side, view=COUNTS, read={0: range(2, 10)}).spans == {0: range(7)}
+        assert stored(tmp_path) == [0, 1, 2, 3, 4, 5, 6, 107]
+
+    def test_one_that_leaves_a_gap_to_another_is_refused(self, tmp_path: Path) -> None:
+        side = self.history(tmp_path / "side", range(10))
+        writer = OfflineWriter(tmp_path)
+        writer.add_history(side, view=COUNTS, read={0: range(4, 6)})
+        for apart in (range(3), range(7, 9)):
+            with pytest.raises(SinkRejectedError, match="does not meet that of 4 to 5"):
+                writer.add_history(side, view=COUNTS, read={0: apart})
+        assert stored(tmp_path) == [4, 5]
 
     @pytest.mark.parametrize("is_history_first", [True, False])
     def test_it_and_a_live_commit_cannot_pass_each_other(self, tmp_path: Path, is_history_first: bool) -> None:

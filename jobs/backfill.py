@@ -1,0 +1,261 @@
+"""``headrace backfill``: the features of records that have been, into the offline store."""
+
+import json
+import os
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from datetime import UTC, date, datetime
+from enum import StrEnum
+from typing import Annotated, Any, Final
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from infra.local.state import claimed
+from jobs.application import load_recorded_application
+from jobs.backfill_run import Job, Run, document_of
+from jobs.settings import Settings
+from offline import backfill as engine
+from schemas.errors import ConfigError
+from schemas.time import parse_rfc3339_us
+from schemas.view import FeatureView
+from streams.ports import RecordLog
+from streams.sinks.archive import Archive
+from streams.sinks.offline import History, OfflineWriter, table_uri
+from streams.transport.topic_log import TopicLog
+
+_TRIED_RECORDS: Final = 100_000
+"""Records of which a dry run tries how fast they go."""
+
+
+class Source(StrEnum):
+    """Where records are read."""
+
+    DELTA = "delta"
+    KAFKA = "kafka"
+
+
+def backfill(
+    view_name: Annotated[str, typer.Argument(metavar="VIEW", help="The feature view.")],
+    *,
+    from_: Annotated[
+        str | None,
+        typer.Option("--from", help="From the first record of this time on; a date or RFC 3339.", show_default="all"),
+    ] = None,
+    to: Annotated[
+        str | None, typer.Option(help="Up to the first record of this time.", show_default="all that is there")
+    ] = None,
+    source: Annotated[
+        Source, typer.Option(help="delta: the archive of the raw topic; kafka: the topic.")
+    ] = Source.DELTA,
+    into: Annotated[
+        str | None,
+        typer.Option(
+            help="Root of another offline store to write to.", show_default="HEADRACE_DELTA, else <home>/delta"
+        ),
+    ] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Processes, each with one partition at a time.")] = 1,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be done, and how long it would take.")
+    ] = False,
+    restart: Annotated[
+        bool, typer.Option("--restart", help="Throw away what an interrupted backfill of the view has done.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON in place of a table.")] = False,
+) -> None:
+    """Compute the features of records that have been, by the engine of the live path.
+
+    Rows go to a side table first, then in one commit before the live rows that the view's table has: those stay as they
+    are. For each partition it is said which source offsets the history is of, and where live rows begin. Times are
+    record timestamps: what a log can be cut by. The engine reads from the first record that is there, since windows
+    reach back. A backfill that was interrupted goes on where it was when it is started again; one that has ended can be
+    continued at both of its ends.
+    """
+    settings = Settings.from_environment(os.environ)
+    application = load_recorded_application(settings.application)
+    view = application.view(view_name)
+    engine.check_view(view)
+    wanted = {"from": _moment_us(from_, "--from"), "to": _moment_us(to, "--to")}
+    if wanted["from"] is not None and wanted["to"] is not None and wanted["from"] >= wanted["to"]:
+        msg = f"`--from` is {from_} and `--to` is {to}, expected the earlier one first"
+        raise ConfigError(msg)
+    settings.check_delta()
+    log, target = _log(source, settings, view), into or settings.delta
+    job = Job(
+        application=application.name,
+        module=application.module,
+        view=view.name,
+        definition_hash=view.definition_hash,
+        log=str(log),
+        target=target,
+        from_us=wanted["from"],
+        to_us=wanted["to"],
+    )
+    writer = OfflineWriter(target)
+
+    def plan() -> list[engine.PartitionPlan]:
+        return engine.plan_backfill(view, log, from_us=job.from_us, to_us=job.to_us, writer=writer)
+
+    if dry_run:
+        plans = plan()
+        rate = _try_rate(view, log, plans, application=application.name)
+        _print_plan(view, log, plans, rate=rate, workers=workers, as_json=as_json)
+        return
+    console = Console(stderr=True)
+    directory = settings.home / "backfill" / f"{view.name}-v{view.version}"
+    with claimed(directory, by=f"backfill {view.name}"):
+        run = Run.begin(directory, job, plan, restarts=restart)
+        if run.is_resumed:
+            console.print(f"going on with the backfill that was begun before ({directory})", soft_wrap=True)
+        started_s = time.perf_counter()
+        done = run.execute(view, log, workers=workers, console=console)
+        while to is None and (further := engine.extend_plans(view, log, run.plans, writer=writer)):
+            run.replan(further)
+            done = run.execute(view, log, workers=workers, console=console)
+        added = engine.finish_backfill(view, run.plans, done, side=run.side, writer=writer)
+        run.end()
+    _print_done(view, run.plans, done, added, target=target, took_s=time.perf_counter() - started_s, as_json=as_json)
+
+
+def _log(source: Source, settings: Settings, view: FeatureView) -> RecordLog:
+    topic = view.input.topic
+    if source is Source.KAFKA:
+        return TopicLog(settings.address("kafka"), topic)
+    return Archive(settings.delta, topic)
+
+
+def _try_rate(
+    view: FeatureView, log: RecordLog, plans: Sequence[engine.PartitionPlan], *, application: str
+) -> float | None:
+    """Run the first records of the largest partition, writing nothing; records a second, None where there are none."""
+    plan = max(plans, key=lambda plan: plan.records, default=None)
+    if plan is None or not plan.records:
+        return None
+    return engine.measure_rate(
+        view, log, plan, application=application, n_records=_TRIED_RECORDS, clock_s=time.perf_counter
+    )
+
+
+def _moment_us(text: str | None, option: str) -> int | None:
+    if text is None:
+        return None
+    try:
+        if len(text) == len("2013-03-01"):
+            return parse_rfc3339_us(datetime.combine(date.fromisoformat(text), datetime.min.time(), UTC).isoformat())
+        return parse_rfc3339_us(text)
+    except ValueError as exc:
+        msg = f"`{option}` is {text!r}, expected a date such as 2013-03-01 or a time such as 2013-03-01T12:00:00Z"
+        raise ConfigError(msg) from exc
+
+
+def _print_plan(
+    view: FeatureView,
+    log: RecordLog,
+    plans: Sequence[engine.PartitionPlan],
+    *,
+    rate: float | None,
+    workers: int,
+    as_json: bool,
+) -> None:
+    records = sum(plan.records for plan in plans)
+    n_processes = max(1, min(workers, sum(1 for plan in plans if plan.wanted), os.cpu_count() or 1))
+    # A partition is not shared out: it takes at least as long as the largest of them.
+    longest = max((plan.records for plan in plans), default=0)
+    estimate_s = None if rate is None else max(records / n_processes, longest) / rate
+    if as_json:
+        document = {
+            "view": view.name,
+            "version": view.version,
+            "log": str(log),
+            "records": records,
+            "estimated_s": None if estimate_s is None else round(estimate_s, 1),
+            "partitions": [document_of(plan) for plan in plans],
+        }
+        typer.echo(json.dumps(document, indent=2))
+        return
+    table = Table("partition", "reads", "records", "bytes", "rows of", "live from", box=None, pad_edge=False)
+    for plan in plans:
+        table.add_row(
+            str(plan.partition),
+            _span(plan.read),
+            f"{plan.records:,}",
+            "" if plan.size_bytes is None else f"{plan.size_bytes:,}",
+            _span(plan.wanted) if plan.wanted else "nothing to add",
+            "" if plan.live_from is None else str(plan.live_from),
+        )
+    console = Console()
+    console.print(table)
+    console.print(f"{view.name} v{view.version} from {log}: {records:,} records", soft_wrap=True)
+    if estimate_s is not None:
+        console.print(
+            f"about {estimate_s:,.1f} s in {n_processes} process{'es' if n_processes > 1 else ''}, by the speed of "
+            f"{min(_TRIED_RECORDS, records):,} of them",
+            soft_wrap=True,
+        )
+
+
+def _span(offsets: range) -> str:
+    return f"{offsets.start} to {offsets.stop - 1}" if offsets else "none"
+
+
+def _print_done(
+    view: FeatureView,
+    plans: Sequence[engine.PartitionPlan],
+    done: Mapping[int, engine.Progress],
+    added: History,
+    *,
+    target: str,
+    took_s: float,
+    as_json: bool,
+) -> None:
+    records = sum(progress.records for progress in done.values())
+    reasons = sum((Counter(progress.dead_letters) for progress in done.values()), Counter[str]())
+    partitions = [_outcome(plan, done, added) for plan in plans]
+    if as_json:
+        document = {
+            "view": view.name,
+            "version": view.version,
+            "table": table_uri(target, view),
+            "table_version": added.table_version,
+            "records": records,
+            "rows_added": added.rows,
+            "dead_letters": dict(sorted(reasons.items())),
+            "took_s": round(took_s, 3),
+            "partitions": partitions,
+        }
+        typer.echo(json.dumps(document, indent=2))
+        return
+    table = Table("partition", "history of", "live from", "rows made", box=None, pad_edge=False)
+    for found in partitions:
+        live_from = "" if found["live_from"] is None else str(found["live_from"])
+        table.add_row(str(found["partition"]), _span(range(*found["history"])), live_from, f"{found['rows']:,}")
+    console = Console()
+    console.print(table)
+    by_reason = ", ".join(f"{reason} {number:,}" for reason, number in sorted(reasons.items()))
+    letters = f"{reasons.total():,} records in no row" + (f" ({by_reason})" if by_reason else "")
+    speed = f"{records / max(took_s, 1e-9):,.0f} records/s"
+    console.print(f"{records:,} records in {took_s:.1f} s, {speed}; {letters}", soft_wrap=True)
+    where = f"{table_uri(target, view)}, version {added.table_version}"
+    console.print(f"{added.rows:,} rows added to {where}" if added.rows else "no rows to add", soft_wrap=True)
+    for found in partitions:
+        if found["missing"]:
+            missing = _span(range(*found["missing"]))
+            said = (
+                f"partition {found['partition']}: offsets {missing} are neither history nor live; back-fill up to there"
+            )
+            console.print(said, soft_wrap=True)
+
+
+def _outcome(plan: engine.PartitionPlan, done: Mapping[int, engine.Progress], added: History) -> dict[str, Any]:
+    live_from = added.live_from.get(plan.partition)
+    span = added.spans.get(plan.partition, range(plan.wanted.start, plan.wanted.start))
+    is_apart = bool(span) and live_from is not None and live_from > span.stop
+    return {
+        "partition": plan.partition,
+        "history": [span.start, span.stop],
+        "live_from": live_from,
+        "missing": [span.stop, live_from] if is_apart else None,
+        "rows": done[plan.partition].rows if plan.partition in done else 0,
+    }

@@ -1,0 +1,231 @@
+"""A run of a backfill: what it has been asked for, how far it is, and the processes that do it.
+
+What is on disk is enough to go on after any of its steps: ``run.json`` says what is done and where the side table is, a
+checkpoint of each partition how far. At the end ``run.json`` is renamed first, which leaves all of it behind at once.
+"""
+
+import json
+import os
+import queue
+import shutil
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass
+from multiprocessing import connection, get_context, parent_process
+from pathlib import Path
+from typing import Any, Final
+from uuid import uuid4
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from jobs.application import load_application
+from offline import backfill as engine
+from schemas.errors import ConfigError, ServiceError
+from schemas.view import FeatureView
+from streams.ports import RecordLog
+from streams.sinks.delta import join_uri
+
+_SIDE: Final = "_backfill"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What was asked for; one that was interrupted is gone on with only when the same is asked for again."""
+
+    application: str
+    module: str
+    view: str
+    definition_hash: str
+    log: str
+    target: str
+    from_us: int | None
+    to_us: int | None
+
+
+@dataclass(kw_only=True)
+class Run:
+    """A backfill from its plan to its end.
+
+    Attributes:
+        directory: Where it says how far it is.
+        job: What was asked for.
+        side: Root of its side table.
+        plans: What is to be done, by partition.
+        is_resumed: Whether it was begun before.
+    """
+
+    directory: Path
+    job: Job
+    side: str
+    plans: list[engine.PartitionPlan]
+    is_resumed: bool
+
+    @classmethod
+    def begin(
+        cls, directory: Path, job: Job, plan: Callable[[], list[engine.PartitionPlan]], *, restarts: bool
+    ) -> "Run":
+        """Go on with what was interrupted, or plan anew.
+
+        Raises:
+            ConfigError: What was interrupted was asked for otherwise.
+            HeadraceError: What ``plan`` raises.
+        """
+        path = directory / "run.json"
+        if path.exists() and restarts:
+            path.replace(directory / "ended.json")
+        _clear_ended(directory)
+        if path.exists():
+            found = json.loads(path.read_bytes())
+            if different := [name for name, value in asdict(job).items() if found["job"].get(name) != value]:
+                was = ", ".join(f"{name} {found['job'].get(name)!r}" for name in different)
+                msg = (
+                    f"a backfill of {job.view} was interrupted that had {was}, expected the same to go on with it; "
+                    "give it the same options, or `--restart` to throw away what it has done"
+                )
+                raise ConfigError(msg)
+            plans = [_plan_of(document) for document in found["plans"]]
+            return cls(directory=directory, job=job, side=found["side"], plans=plans, is_resumed=True)
+        side = join_uri(job.target, _SIDE, uuid4().hex)
+        run = cls(directory=directory, job=job, side=side, plans=plan(), is_resumed=False)
+        run.replan(run.plans)
+        return run
+
+    def replan(self, plans: list[engine.PartitionPlan]) -> None:
+        """Have more to do than before; checkpoints hold."""
+        self.plans = plans
+        document = {"job": asdict(self.job), "side": self.side, "plans": [document_of(plan) for plan in plans]}
+        temporary = self.directory / "run.new"
+        temporary.write_text(json.dumps(document))
+        temporary.replace(self.directory / "run.json")
+
+    def end(self) -> None:
+        """Leave nothing behind; all has been added."""
+        (self.directory / "run.json").replace(self.directory / "ended.json")
+        _clear_ended(self.directory)
+
+    def execute(
+        self, view: FeatureView, log: RecordLog, *, workers: int, console: Console
+    ) -> dict[int, engine.Progress]:
+        """Do what is still to be done, with a bar; returns by partition how far it is, which is its end.
+
+        Raises:
+            ServiceError: A process of it was ended.
+            HeadraceError: What a partition raises.
+        """
+        plans = [plan for plan in self.plans if plan.wanted]
+        bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.completed:,.0f} of {task.total:,.0f} records"),
+            TimeRemainingColumn(),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        n_processes = min(workers, len(plans))
+        with bar:
+            total = bar.add_task(view.name, total=sum(plan.records for plan in plans))
+            read: dict[int, int] = {}
+
+            def tell(partition: int, records: int) -> None:
+                read[partition] = records
+                bar.update(total, completed=sum(read.values()))
+
+            if n_processes <= 1:
+                return {plan.partition: _run_one(view, log, plan, self, tell) for plan in plans}
+            return _run_many(self, plans, log, n_processes=n_processes, tell=tell)
+
+
+def _clear_ended(directory: Path) -> None:
+    """Remove what a run that has ended has left; safe to repeat."""
+    ended = directory / "ended.json"
+    if not ended.exists():
+        return
+    for left in directory.glob("partition-*"):
+        left.unlink()
+    _remove(json.loads(ended.read_bytes())["side"])
+    ended.unlink()
+
+
+def _remove(side: str) -> None:
+    """Remove a side table where it is on this machine; in an object store it is left to the store's own rules."""
+    if "://" not in side:
+        shutil.rmtree(side, ignore_errors=True)
+
+
+def document_of(plan: engine.PartitionPlan) -> dict[str, Any]:
+    """Lay out a plan for JSON."""
+    spans = {name: [getattr(plan, name).start, getattr(plan, name).stop] for name in ("read", "wanted")}
+    return {**asdict(plan), **spans}
+
+
+def _plan_of(document: Mapping[str, Any]) -> engine.PartitionPlan:
+    spans = {name: range(*document[name]) for name in ("read", "wanted")}
+    return engine.PartitionPlan(**{**document, **spans})
+
+
+Report = Callable[[int, int], None]
+
+
+def _run_one(view: FeatureView, log: RecordLog, plan: engine.PartitionPlan, run: Run, tell: Report) -> engine.Progress:
+    task = engine.PartitionBackfill(
+        view, log, plan, application=run.job.application, side=run.side, directory=run.directory
+    )
+    return task.run(lambda progress: tell(plan.partition, progress.records))
+
+
+def _run_many(
+    run: Run, plans: Sequence[engine.PartitionPlan], log: RecordLog, *, n_processes: int, tell: Report
+) -> dict[int, engine.Progress]:
+    # Not forked: threads of Arrow, polars and Kafka's client would be lost on the way.
+    context = get_context("spawn")
+    told = context.Queue()
+    done: dict[int, engine.Progress] = {}
+    with ExitStack() as stack:
+        pool = stack.enter_context(
+            ProcessPoolExecutor(n_processes, mp_context=context, initializer=_begin_process, initargs=(told,))
+        )
+        # Where one partition fails, those that have not begun need not.
+        stack.callback(pool.shutdown, wait=True, cancel_futures=True)
+        futures: dict[Future[engine.Progress], int] = {
+            pool.submit(_run_in_process, run, log, plan): plan.partition for plan in plans
+        }
+        waiting = set(futures)
+        while waiting:
+            with suppress(queue.Empty):
+                tell(*told.get(timeout=0.2))
+            for future in [future for future in waiting if future.done()]:
+                waiting.discard(future)
+                try:
+                    done[futures[future]] = future.result()
+                except BrokenProcessPool as exc:
+                    msg = (
+                        "a process of the backfill was ended from outside, maybe for want of memory; start it again, "
+                        "with fewer `--workers`, and it goes on where it was"
+                    )
+                    raise ServiceError(msg) from exc
+    return done
+
+
+_told: Any = None
+
+
+def _begin_process(told: Any) -> None:
+    global _told  # noqa: PLW0603 - a process of the pool has one
+    _told = told
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """A parent that was killed cannot end its processes, and whoever goes on in its place has others."""
+    if (parent := parent_process()) is not None:
+        connection.wait([parent.sentinel])
+    os._exit(1)
+
+
+def _run_in_process(run: Run, log: RecordLog, plan: engine.PartitionPlan) -> engine.Progress:
+    view = load_application(run.job.module).view(run.job.view)
+    return _run_one(view, log, plan, run, lambda partition, records: _told.put((partition, records)))

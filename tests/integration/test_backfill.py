@@ -1,0 +1,359 @@
+"""``headrace backfill`` over an archive: what it makes, whatever becomes of it on the way, and what it refuses."""
+
+import io
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from jobs.application import load_application
+from jobs.commands import run
+from schemas.view import FeatureView
+from streams.batch import RawBatch
+from streams.pipeline import PartitionPipeline
+from streams.sinks.archive import ArchiveWriter
+from streams.sinks.offline import OfflineWriter, read_features, table_schema, table_uri
+from tests.support.dying_backfill import STEPS
+from tests.support.workbench import T0_MS, event
+
+PROJECT = Path(__file__).parents[2]
+TOPIC = "shop.events"
+N_RECORDS = 400
+FILES = 8
+APPLICATION = """
+from streams import Entity, EventSource, FeatureView, count, last_n, sum_
+
+user = Entity("user", key="user_id")
+events = EventSource("shop.events", contract="shop_event@1", max_out_of_orderness="5s", {source})
+VIEWS = [FeatureView("activity", version=1, entity=user, source=events, slide="1m", allowed_lateness="10s",
+                     emit="{emit}", features={{"n_2m": count().over("2m"), "spend_5m": sum_("amount").over("5m"),
+                                "last_3": last_n("amount").over(last=3)}})]
+"""
+
+
+def write_application(directory: Path, *, emit: str = "every_event", source: str = "") -> None:
+    (directory / "history_shop.py").write_text(APPLICATION.format(emit=emit, source=source))
+
+
+def records(partition: int, offsets: range) -> RawBatch:
+    """Events of three users, out of order, some late, some broken; their broker time is a second a record."""
+    values = []
+    for offset in offsets:
+        chance = random.Random(f"{partition}-{offset}")
+        behind_ms = chance.choice([0, 0, 0, 2_000, 4_000, 90_000, 300_000])
+        value = event(T0_MS + offset * 1_000 - behind_ms, user=f"u{chance.randrange(3)}-{partition}")
+        values.append(b"no json" if chance.random() < 0.03 else value)
+    return RawBatch(
+        topic=TOPIC,
+        partition=partition,
+        offsets=np.array(offsets, np.int64),
+        broker_time_us=np.array([(T0_MS + offset * 1_000) * 1_000 for offset in offsets], np.int64),
+        keys=[None] * len(offsets),
+        values=values,
+        headers=[None] * len(offsets),
+        next_offset=offsets.stop,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What a command has said."""
+
+    code: int
+    out: str
+    err: str
+
+
+class Place:
+    """A home with an application and the archive of its topic."""
+
+    def __init__(self, directory: Path, *, n_archived: int = FILES, **definition: str) -> None:
+        self.directory = directory
+        self.delta = directory / "delta"
+        write_application(directory, **definition)
+        size = N_RECORDS // FILES
+        self.batches = {
+            partition: [records(partition, range(first, first + size)) for first in range(0, N_RECORDS, size)]
+            for partition in (0, 1)
+        }
+        for partition in self.batches:
+            self.archive(partition, range(n_archived))
+
+    def archive(self, partition: int, batches: range) -> None:
+        writer = ArchiveWriter(self.delta)
+        for number in batches:
+            writer.write(self.batches[partition][number])
+
+    @property
+    def environment(self) -> dict[str, str]:
+        application = str(self.directory / "history_shop.py")
+        home = str(self.directory / "home")
+        return {"HEADRACE_APP": application, "HEADRACE_HOME": home, "HEADRACE_DELTA": str(self.delta)}
+
+    def kill(self, *arguments: str, step: str, times: int = 1) -> None:
+        """Run the command and have it killed as it passes a step."""
+        command = ["tests.support.dying_backfill", step, str(times), "backfill", "activity", *arguments]
+        done = subprocess.run(
+            [sys.executable, "-m", *command],
+            env={**os.environ, "PYTHONPATH": str(PROJECT), **self.environment},
+            cwd=self.directory,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        assert done.returncode == -signal.SIGKILL, done.stderr
+
+    def run(self, *arguments: str) -> Outcome:
+        """Run the command."""
+        out, err, code = io.StringIO(), io.StringIO(), 0
+        with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+            for name, value in {**self.environment, "COLUMNS": "200"}.items():
+                patch.setenv(name, value)
+            patch.setattr(sys, "argv", ["headrace", "backfill", "activity", *arguments])
+            try:
+                run()
+            except SystemExit as exc:
+                code = int(exc.code or 0)
+        return Outcome(code=code, out=out.getvalue(), err=err.getvalue())
+
+    def backfill(self, *arguments: str) -> dict[str, Any]:
+        done = self.run("--json", *arguments)
+        assert done.code == 0, done.err
+        found: dict[str, Any] = json.loads(done.out)
+        return found
+
+    @property
+    def view(self) -> FeatureView:
+        return load_application(str(self.directory / "history_shop.py")).view("activity")
+
+    def live_rows(self, view: FeatureView) -> dict[int, list[pa.Table]]:
+        """What the live path makes of the records, one batch at a time."""
+        rows: dict[int, list[pa.Table]] = {}
+        for partition, batches in self.batches.items():
+            pipeline = PartitionPipeline(view.sources[0], [view], partition=partition)
+            rows[partition] = [
+                pipeline.process(batch, processing_time_us=0, computed_time_us=1, epoch=1).rows[view.name]
+                for batch in batches
+            ]
+        return rows
+
+    def write_live(self, view: FeatureView, made: Mapping[int, Sequence[pa.Table]]) -> None:
+        writer = OfflineWriter(self.delta)
+        for partition, tables in made.items():
+            rows = pa.concat_tables(tables)
+            writer.write(rows, view=view, partition=partition, offsets=range(rows.num_rows))
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+def content(rows: pa.Table) -> list[dict[str, Any]]:
+    """All that rows say but when they were committed, in an order of their own."""
+    kept = rows.select([name for name in rows.column_names if name not in ("computed_time", "epoch")])
+    keys = ("source_partition", "source_offset", "window_end", "pane", "pane_index", "user_id")
+    ordered: list[dict[str, Any]] = kept.sort_by([(key, "ascending") for key in keys]).to_pylist()
+    return ordered
+
+
+def expected(view: FeatureView, made: Mapping[int, Sequence[pa.Table]]) -> list[dict[str, Any]]:
+    """The same of rows of the live path, as its writer stores them."""
+    rows = pa.concat_tables([table for tables in made.values() for table in tables])
+    return [{name: row[name] for name in row if name in table_schema(view).names} for row in content(rows)]
+
+
+def stored(root: Path, view: FeatureView) -> list[dict[str, Any]]:
+    rows = read_features(root, view)
+    return content(rows.drop_columns(["event_date", "available_time"]))
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_rows_are_those_of_the_live_path(place: Place, workers: str) -> None:
+    done = place.backfill("--workers", workers)
+    view = place.view
+    made = expected(view, place.live_rows(view))
+    assert stored(place.delta, view) == made
+    assert done["rows_added"] == len(made) > N_RECORDS
+    assert done["records"] == 2 * N_RECORDS
+    assert set(done["dead_letters"]) == {"decode_error", "late"}
+    assert [part["history"] for part in done["partitions"]] == [[0, N_RECORDS]] * 2
+    assert not (place.delta / "_backfill").exists() or not list((place.delta / "_backfill").iterdir())
+
+
+@pytest.mark.parametrize(("step", "times"), [(step, 1) for step in STEPS] + [("rows", 11), ("state", 12)])
+def test_after_a_kill_at_any_step_it_goes_on_and_has_each_row_once(place: Place, step: str, times: int) -> None:
+    place.kill("--json", step=step, times=times)
+    again = place.run("--json")
+    assert again.code == 0, again.err
+    assert ("going on with the backfill" in again.err) == (step not in ("ended", "cleared"))
+    view = place.view
+    assert stored(place.delta, view) == expected(view, place.live_rows(view))
+    assert not list((place.delta / "_backfill").iterdir()), "no side table is left"
+    assert not list((place.directory / "home" / "backfill" / "activity-v1").glob("*.json"))
+
+
+def test_after_a_kill_what_was_done_is_not_done_again(place: Place) -> None:
+    place.kill(step="state", times=5)
+    side = next((place.delta / "_backfill").iterdir())
+    before = DeltaTable(str(side / "activity" / "v1")).version()
+    place.kill(step="state", times=2 * FILES - 5)  # the checkpoints that were left, and no more
+    assert DeltaTable(str(side / "activity" / "v1")).version() == before + 2 * FILES - 5
+
+
+def test_of_a_view_that_emits_the_latest_each_event_has_its_row(tmp_path: Path) -> None:
+    place = Place(tmp_path, emit="latest")
+    place.backfill()
+    view = place.view
+    latest = expected(view, place.live_rows(view))
+    every = stored(place.delta, view)
+    n_admitted = len({(row["source_partition"], row["source_offset"]) for row in every if row["pane"] == "EARLY"})
+    assert n_admitted > len([row for row in latest if row["pane"] == "EARLY"])
+    by_place = {
+        (r["source_partition"], r["source_offset"], r["user_id"], r["pane"], r["window_end"], r["pane_index"]): r
+        for r in every
+    }
+    assert len(by_place) == len(every)
+    for row in latest:
+        at = (*(row[n] for n in ("source_partition", "source_offset", "user_id", "pane", "window_end", "pane_index")),)
+        assert by_place[at] == row
+    closing = [row for row in latest if row["pane"] != "EARLY"]
+    assert [row for row in every if row["pane"] != "EARLY"] == closing
+
+
+def test_history_ends_where_live_rows_begin_and_those_stay(place: Place) -> None:
+    view = place.view
+    made = place.live_rows(view)
+    place.write_live(view, {partition: tables[5:] for partition, tables in made.items()})
+    first = {partition: tables[5]["source_offset"][0].as_py() for partition, tables in made.items()}
+    done = place.backfill()
+    assert {part["partition"]: part["live_from"] for part in done["partitions"]} == first
+    assert all(part["missing"] is None for part in done["partitions"])
+    assert stored(place.delta, view) == expected(view, made)
+    rows = read_features(place.delta, view)
+    is_live = [row["epoch"] == 1 for row in rows.select(["epoch"]).to_pylist()]
+    assert sum(is_live) == sum(table.num_rows for tables in made.values() for table in tables[5:])
+
+
+def test_it_reaches_on_to_a_live_path_that_has_begun_meanwhile(tmp_path: Path) -> None:
+    place = Place(tmp_path, n_archived=4)
+    view = place.view
+    made = place.live_rows(view)
+    place.kill(step="state", times=6)
+    for partition in place.batches:
+        place.archive(partition, range(4, FILES))
+    place.write_live(view, {partition: tables[6:] for partition, tables in made.items()})
+    done = place.backfill()
+    assert [part["live_from"] for part in done["partitions"]] == [
+        t[6]["source_offset"][0].as_py() for t in made.values()
+    ]
+    assert all(part["missing"] is None for part in done["partitions"])
+    assert stored(place.delta, view) == expected(view, made)
+
+
+def test_a_gap_that_is_left_to_the_live_rows_is_told_and_can_be_filled(place: Place) -> None:
+    view = place.view
+    made = place.live_rows(view)
+    place.write_live(view, {partition: tables[6:] for partition, tables in made.items()})
+    first = [tables[6]["source_offset"][0].as_py() for tables in made.values()]
+    part = place.run("--to", "2023-11-14T22:17:20Z")
+    assert part.code == 0
+    assert f"partition 0: offsets 200 to {first[0] - 1} are neither history nor live" in part.out
+    filled = place.backfill()
+    assert [found["history"] for found in filled["partitions"]] == [[0, offset] for offset in first]
+    assert stored(place.delta, view) == expected(view, made)
+
+
+def test_a_part_by_time_is_continued_at_both_ends_and_what_comes_later(place: Place) -> None:
+    view = place.view
+    middle = place.backfill("--from", "2023-11-14T22:15:40Z", "--to", "2023-11-14T22:17:20Z")
+    assert [part["history"] for part in middle["partitions"]] == [[100, 200]] * 2
+    every = expected(view, place.live_rows(view))
+    assert stored(place.delta, view) == [row for row in every if 100 <= row["source_offset"] < 200]
+    apart = place.run("--from", "2023-11-14T22:18:00Z")
+    assert apart.code == 2
+    assert "expected nothing between them" in apart.err
+    assert place.backfill()["partitions"][0]["history"] == [0, N_RECORDS]
+    assert stored(place.delta, view) == every
+    assert place.backfill()["rows_added"] == 0
+
+
+def test_a_dry_run_says_what_would_be_done_and_does_nothing(place: Place) -> None:
+    plan = place.backfill("--dry-run", "--to", "2023-11-14T22:17:20Z")
+    assert plan["records"] == 2 * 200
+    assert plan["estimated_s"] >= 0
+    assert [(part["read"], part["wanted"]) for part in plan["partitions"]] == [([0, 200], [0, 200])] * 2
+    assert all(part["size_bytes"] > 0 for part in plan["partitions"])
+    assert not (place.delta / "activity").exists()
+    assert not (place.directory / "home" / "backfill").exists()
+    said = place.run("--dry-run")
+    assert "0 to 399" in said.out
+    assert "s in 1 process, by the speed of 800 of them" in said.out
+    assert " s in 2 processes" in place.run("--dry-run", "--workers", "8").out
+
+
+def test_an_interrupted_one_is_gone_on_with_only_by_the_same_options(place: Place) -> None:
+    place.kill(step="state", times=3)
+    other = place.run("--to", "2023-11-14T22:17:20Z")
+    assert other.code == 2
+    assert "had to_us None" in other.err
+    assert "`--restart`" in other.err
+    done = place.backfill("--to", "2023-11-14T22:17:20Z", "--restart")
+    assert [part["history"] for part in done["partitions"]] == [[0, 200]] * 2
+    assert not list((place.delta / "_backfill").iterdir())
+
+
+def test_another_store_takes_it_beside_the_one_that_is_there(place: Place) -> None:
+    view = place.view
+    made = place.live_rows(view)
+    place.write_live(view, made)
+    other = place.directory / "other"
+    place.backfill("--into", str(other))
+    assert stored(other, view) == stored(place.delta, view) == expected(view, made)
+    assert place.backfill()["rows_added"] == 0
+    assert DeltaTable(table_uri(place.delta, view)).version() == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--from", "2013-13-01"], "`--from` is '2013-13-01', expected a date such as 2013-03-01"),
+        (["--from", "2013-03-02", "--to", "2013-03-01"], "expected the earlier one first"),
+    ],
+)
+def test_times_that_are_none_are_refused(place: Place, arguments: list[str], said: str) -> None:
+    done = place.run(*arguments)
+    assert (done.code, said in done.err) == (2, True), done.err
+
+
+def test_a_view_whose_windows_the_clock_closes_is_refused(tmp_path: Path) -> None:
+    write_application(tmp_path, source='idle_timeout="5s", idle_advance=True')
+    done = Place.run(_bare(tmp_path))
+    assert done.code == 2
+    assert "`idle_advance` of shop.events lets the clock close windows" in done.err
+
+
+def test_without_an_archive_it_says_who_writes_it(tmp_path: Path) -> None:
+    write_application(tmp_path)
+    done = Place.run(_bare(tmp_path))
+    assert done.code == 1
+    assert "--source kafka" in done.err
+
+
+def _bare(directory: Path) -> Place:
+    place = Place.__new__(Place)
+    place.directory, place.delta = directory, directory / "delta"
+    return place
