@@ -4,17 +4,19 @@ import importlib
 import importlib.util
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Final
 
 from jobs.role import Role
+from schemas.contract import Contract
 from schemas.errors import ConfigError
+from schemas.evolution import check_evolution
+from schemas.generated_contract import check_generated
 from schemas.model import ModelSpec
 from schemas.registry import check_recorded
-from schemas.score import check_recorded_schema
 from schemas.topic import TopicSettings
 from schemas.topology import connect
 from schemas.use_case import UseCase
@@ -169,16 +171,23 @@ def _name(loaded: ModuleType, module: str) -> str:
 
 
 def load_recorded_application(module: str) -> Application:
-    """Load an application, and see that its views and scores are as they were recorded.
+    """Load an application, and see that its views, contracts and scores are as they were recorded.
 
     Raises:
-        ConfigError: It cannot be loaded, or something differs from what was recorded under its version.
+        ConfigError: It cannot be loaded, something differs from what was recorded under its version,
+            or a contract does not fit the one before it.
     """
     application = load_application(module)
     check_recorded(application.views.values())
-    for model in application.models.values():
-        check_recorded_schema(model)
+    check_generated([*application.views.values(), *application.models.values()])
+    check_evolution(contracts_of(application.views.values()))
     return application
+
+
+def contracts_of(views: Iterable[FeatureView]) -> list[Contract]:
+    """List the contracts of the sources of views, each once, by reference."""
+    found = {source.contract: source.schema for view in views for source in view.sources}
+    return [found[reference] for reference in sorted(found)]
 
 
 def _import(module: str) -> ModuleType:

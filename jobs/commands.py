@@ -43,8 +43,11 @@ COMMANDS: Final = {
     "produce": _Entry("produce", "app", "Flights", "Put events of real input on Kafka."),
     "train": _Entry("train", "train", "Flights", "Train the late-arrival model on the offline features."),
     "views": _Entry("views_command", "views", "Look", "List the feature views, and whether they are recorded."),
-    "score-schema": _Entry(
-        "score_schema", "score_schema", "Look", "Print the JSON Schema that every score of a model passes."
+    "schemas": _Entry(
+        "schemas_command",
+        "app",
+        "Look",
+        "Contracts: what events, features and scores look like, and what may change of it.",
     ),
     "compute": _Entry("compute", "compute", "Look", "Compute a view over a file of events, without any service."),
     "snapshot": _Entry(

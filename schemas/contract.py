@@ -3,6 +3,7 @@
 A contract ``shop_event@1`` is the file ``schemas/events/shop_event@1.json``, looked for below the working directory
 first and then beside this module. Event times given as integers declare their unit with ``"x-unit": "ms"`` (us, ms, s);
 text event times are RFC 3339 (``"format": "date-time"``). A payload may have ``"x-max-bytes"`` bytes, 1 MiB unless set.
+``"x-compatibility"`` says how a version has to fit the one before it, BACKWARD unless set (:mod:`schemas.evolution`).
 """
 
 import json
@@ -20,10 +21,12 @@ from schemas.field import arrow_type, canonical_rules, check_field, is_nullable,
 _PACKAGED = Path(__file__).parent / "events"
 DOCUMENT_KEYWORDS: Final = frozenset(
     {"$schema", "$id", "$comment", "title", "description", "examples", "type", "properties", "required"}
-    | {"x-max-bytes"}
+    | {"x-max-bytes", "x-compatibility"}
 )
 """JSON Schema keywords that a contract itself may use. Further fields in a payload are always allowed, and ignored."""
 _MAX_BYTES: Final = 2**20
+COMPATIBILITIES: Final = ("BACKWARD", "FORWARD", "FULL", "NONE")
+"""What a version may have to do with the one before it, see :mod:`schemas.evolution`."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,12 @@ class Contract:
                 f"or more; leave it out for {_MAX_BYTES}"
             )
             raise ConfigError(msg)
+        if self.compatibility not in COMPATIBILITIES:
+            msg = (
+                f"contract {self.reference} has `x-compatibility` {self.compatibility!r}, expected one of "
+                f"{list(COMPATIBILITIES)}; leave it out for BACKWARD"
+            )
+            raise ConfigError(msg)
         for name, field in self.document["properties"].items():
             check_field(name, field, contract=self.reference)
         if unknown := sorted(set(self.document.get("required", [])) - set(self.document["properties"])):
@@ -83,6 +92,12 @@ class Contract:
         """Bytes that a payload may have."""
         limit: int = self.document.get("x-max-bytes", _MAX_BYTES)
         return limit
+
+    @property
+    def compatibility(self) -> str:
+        """How it has to fit the version before it: one of :data:`COMPATIBILITIES`."""
+        found: str = self.document.get("x-compatibility", "BACKWARD")
+        return found
 
     def is_nullable(self, name: str) -> bool:
         """Tell whether JSON null is allowed as the field's value."""

@@ -1,12 +1,15 @@
 """Contracts that follow from definitions: of the feature rows of a view and the scores of a model.
 
 They are generated, never written by hand: as JSON Schema (draft 2020-12), which every record on the topic passes, and
-as Avro, for tables and readers that want one. The same definition gives the same text, to the byte.
+as Avro, for tables and readers that want one. The same definition gives the same text, to the byte. Recorded, they are
+files such as ``schemas/features/user_activity@1.json`` and ``.avsc`` beside it, looked for below the working directory
+first and then beside this module.
 """
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
@@ -17,6 +20,7 @@ from schemas.row import Pane
 from schemas.score import score_json_schema, score_row_schema
 from schemas.view import FeatureView
 
+_PACKAGED: Final = Path(__file__).parent
 _AVRO_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _TIMESTAMP: Final = {"type": "string", "format": "date-time"}
 _ALWAYS: Final = frozenset(
@@ -84,12 +88,90 @@ def score_avro_schema(spec: ModelSpec) -> dict[str, Any]:
 
 
 def render_contracts(definition: FeatureView | ModelSpec) -> dict[str, str]:
-    """Text of the generated contracts of a view or model, by the ending of the file that each goes into."""
+    """Text of the generated contracts of a view or model, by the ending of the file that each goes into.
+
+    There is no Avro where a column has a name that Avro does not allow; :func:`feature_avro_schema` says which.
+    """
     if isinstance(definition, FeatureView):
-        generated = {".json": feature_json_schema(definition), ".avsc": feature_avro_schema(definition)}
+        generated, columns = {".json": feature_json_schema(definition)}, definition.row_schema
     else:
-        generated = {".json": score_json_schema(definition), ".avsc": score_avro_schema(definition)}
+        generated, columns = {".json": score_json_schema(definition)}, score_row_schema(definition)
+    if all(_AVRO_NAME.fullmatch(name) for name in columns.names):
+        generated[".avsc"] = avro_schema(definition)
     return {ending: json.dumps(document, indent=2) + "\n" for ending, document in generated.items()}
+
+
+def avro_schema(definition: FeatureView | ModelSpec) -> dict[str, Any]:
+    """Avro schema of one row of a view or one score of a model.
+
+    Raises:
+        ConfigError: A column has a name that Avro does not allow.
+    """
+    return feature_avro_schema(definition) if isinstance(definition, FeatureView) else score_avro_schema(definition)
+
+
+def check_generated(definitions: Iterable[FeatureView | ModelSpec]) -> list[str]:
+    """See whether recorded contracts are still what the definitions say.
+
+    Returns:
+        Names, such as ``features/user_activity@1.json``, of those that are not recorded; they may change freely.
+
+    Raises:
+        ConfigError: A recorded one is another one.
+    """
+    missing = []
+    for definition in definitions:
+        for name, text in _files(definition).items():
+            path = next((path for path in (_own() / name, _PACKAGED / name) if path.is_file()), None)
+            if path is None:
+                missing.append(name)
+            elif path.read_text() != text:
+                what = "view" if isinstance(definition, FeatureView) else "model"
+                msg = (
+                    f"{path} differs from what {what} {definition.name} version {definition.version} says; raise the "
+                    "version where consumers must act on the change, else delete the file and run `headrace schemas "
+                    "record`"
+                )
+                raise ConfigError(msg)
+    return missing
+
+
+def record_generated(definitions: Iterable[FeatureView | ModelSpec]) -> list[Path]:
+    """Record the contracts that are not yet, below the working directory; all are checked first.
+
+    Raises:
+        ConfigError: A recorded one is another one, or a file cannot be written.
+    """
+    definitions = list(definitions)
+    missing = set(check_generated(definitions))
+    texts = {name: text for definition in definitions for name, text in _files(definition).items() if name in missing}
+    for name, text in texts.items():
+        write_record(_own() / name, text)
+    return [_own() / name for name in texts]
+
+
+def write_record(path: Path, text: str) -> None:
+    """Write a file of a record, and the directory that it is in.
+
+    Raises:
+        ConfigError: It cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    except OSError as exc:
+        msg = f"{path} cannot be written: {exc.strerror or exc}; expected a directory that can be written to"
+        raise ConfigError(msg) from exc
+
+
+def _files(definition: FeatureView | ModelSpec) -> dict[str, str]:
+    directory = "features" if isinstance(definition, FeatureView) else "scores"
+    stem = f"{directory}/{definition.name}@{definition.version}"
+    return {f"{stem}{ending}": text for ending, text in render_contracts(definition).items()}
+
+
+def _own() -> Path:
+    return Path.cwd() / "schemas"
 
 
 def _is_nullable(column: str, view: FeatureView) -> bool:

@@ -1,17 +1,14 @@
 """The score row: its Arrow schema, and the JSON Schema published for consumers of a score topic.
 
-The JSON Schema of ``late_arrival@1`` is the file ``schemas/scores/late_arrival@1.json``. It is generated from the
-model's :class:`~schemas.model.ModelSpec`; a test holds the file to the code.
+The JSON Schema of ``late_arrival@1`` is the file ``schemas/scores/late_arrival@1.json``, generated from the model's
+:class:`~schemas.model.ModelSpec` (see :mod:`schemas.generated_contract`).
 """
 
-import json
 from enum import StrEnum
-from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
 
-from schemas.errors import ConfigError
 from schemas.model import OUTPUT_TYPES, ModelOutput, ModelSpec
 from schemas.row import TIMESTAMP
 
@@ -67,8 +64,6 @@ _VIEW_TYPE: Final = pa.struct(
     ]
 )
 _TIME: Final[dict[str, Any]] = {"type": "string", "format": "date-time"}
-SCORES: Final = Path(__file__).parent / "scores"
-"""Directory of the published JSON Schemas."""
 
 
 def score_row_schema(spec: ModelSpec) -> pa.Schema:
@@ -172,37 +167,3 @@ def _closed(properties: dict[str, Any], **keywords: Any) -> dict[str, Any]:
 def _output_schema(output: ModelOutput) -> dict[str, Any]:
     bounds = {"minimum": output.minimum, "maximum": output.maximum, "description": output.description or None}
     return {"type": output.type, **{keyword: value for keyword, value in bounds.items() if value is not None}}
-
-
-def render_score_schema(spec: ModelSpec) -> str:
-    """Text of the published schema file."""
-    return json.dumps(score_json_schema(spec), indent=2) + "\n"
-
-
-def record_score_schema(spec: ModelSpec, directory: Path = SCORES) -> Path:
-    """Write the published schema file of the model's scores and return its path."""
-    path = directory / f"{spec.reference}.json"
-    path.write_text(render_score_schema(spec))
-    return path
-
-
-def check_recorded_schema(spec: ModelSpec) -> None:
-    """Make sure that a published schema, where there is one, is what the model's contract says.
-
-    It is looked for below the working directory first and then beside this module. A model whose schema is not
-    published may change freely.
-
-    Raises:
-        ConfigError: The file says something else.
-    """
-    name = f"{spec.reference}.json"
-    for path in (Path.cwd() / "schemas" / "scores" / name, SCORES / name):
-        if not path.is_file():
-            continue
-        if path.read_text() != render_score_schema(spec):
-            msg = (
-                f"model {spec.name}: {path} differs from the model's contract; record it anew (`headrace score-schema "
-                f"{spec.name} --write`), and raise the model's `version` if consumers must act on the change"
-            )
-            raise ConfigError(msg)
-        return

@@ -1,14 +1,16 @@
 """The features role on a real Kafka, across what a user does to its views and what becomes of its topics."""
 
 import hashlib
+import json
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from confluent_kafka.admin import AdminClient
+from jsonschema import Draft202012Validator
 
-from infra.local.process import exit_code
+from infra.local.process import exit_code, wait_until
 from jobs.consumer_group import committed_offsets
 from jobs.scrape import scrape
 from streams.transport.epoch import MAX_RECORD_BYTES
@@ -44,6 +46,15 @@ def test_a_view_added_later_goes_over_all_that_is_there_and_the_others_send_noth
     assert expected == Counter((p, o) for p in (0, 1) for o in range(bench.sent[p]) if (p, o) != (0, 300))
     assert bench.as_of("b") == expected
     assert [letter["headrace.reason"] for letter in bench.dead()] == [b"schema_violation"]
+    # The rows on the topic pass what `headrace schemas show` prints of it.
+    shown = bench.run("schemas", "show", f"features.{bench.view('a')}")
+    assert wait_until(lambda: not shown.is_alive(), timeout_s=TIMEOUT_S)
+    log = bench.log.read_text()
+    validator = Draft202012Validator(json.loads(log[log.rindex("\n{\n") :]))
+    rows = bench.rows("a")
+    assert {row["pane"] for row in rows} >= {"EARLY", "ON_TIME"}
+    for row in rows:
+        validator.validate(row)
 
 
 def test_a_view_that_was_away_has_every_row_once_when_it_is_back(bench: Workbench) -> None:

@@ -124,17 +124,3 @@ def test_it_says_what_is_wrong_and_writes_nothing(
 
     assert message in capsys.readouterr().err
     assert not (tmp_path / "models").exists()
-
-
-def test_the_published_schema_of_the_scores_is_printed_and_recorded(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    published = (Path(__file__).parents[2] / "schemas" / "scores" / "late_arrival@1.json").read_text()
-    monkeypatch.chdir(tmp_path)
-
-    assert run("score-schema", "late_arrival") == 0
-    assert capsys.readouterr().out == published
-    assert run("score-schema", "late_arrival", "--write") == 0
-    assert (tmp_path / capsys.readouterr().out.strip()).read_text() == published
-    assert run("score-schema", "other") == 2
-    assert "model is 'other', expected one of ['late_arrival']" in capsys.readouterr().err

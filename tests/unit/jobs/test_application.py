@@ -116,7 +116,7 @@ def test_scores_that_are_not_as_published_are_refused(tmp_path: Path, monkeypatc
     published = tmp_path / "schemas" / "scores" / "late_arrival@1.json"
     published.parent.mkdir(parents=True)
     published.write_text("{}")
-    with pytest.raises(ConfigError, match=r"late_arrival@1.json differs from the model's contract"):
+    with pytest.raises(ConfigError, match=r"late_arrival@1.json differs from what model late_arrival version 1 says"):
         load_recorded_application("jobs.flights")
 
 

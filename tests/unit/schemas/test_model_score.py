@@ -1,21 +1,12 @@
 import json
-from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from jsonschema import Draft202012Validator, ValidationError
 
-from jobs.flights.model import MODELS
-from schemas.errors import ConfigError
-from schemas.model import SCORE_COLUMNS, ModelSpec
-from schemas.score import (
-    SCORES,
-    check_recorded_schema,
-    record_score_schema,
-    render_score_schema,
-    score_json_schema,
-    score_row_schema,
-)
+from schemas.generated_contract import render_contracts
+from schemas.model import SCORE_COLUMNS
+from schemas.score import score_json_schema, score_row_schema
 from schemas.text_time import with_text_times
 from tests.support.scoring import make_spec
 
@@ -40,27 +31,8 @@ SCORE = {
 }
 
 
-@pytest.mark.parametrize("spec", MODELS, ids=lambda spec: spec.reference)
-def test_the_published_schema_is_what_the_contract_says(spec: ModelSpec):
-    assert (SCORES / f"{spec.reference}.json").read_text() == render_score_schema(spec)
-    check_recorded_schema(spec)
-
-
-def test_a_published_schema_that_differs_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.chdir(tmp_path)
-    directory = tmp_path / "schemas" / "scores"
-    directory.mkdir(parents=True)
-    spec = make_spec()
-    check_recorded_schema(spec)  # none is published
-    assert record_score_schema(spec, directory) == directory / "delay@1.json"
-    check_recorded_schema(spec)
-    changed = make_spec(inputs=spec.inputs[:1])
-    with pytest.raises(ConfigError, match=r"delay@1.json differs from the model's contract; record it anew"):
-        check_recorded_schema(changed)
-
-
 def test_the_schema_is_a_json_schema_of_draft_2020_12():
-    document = json.loads(render_score_schema(make_spec()))
+    document = json.loads(render_contracts(make_spec())[".json"])
 
     assert document["$schema"] == "https://json-schema.org/draft/2020-12/schema"
     Draft202012Validator.check_schema(document)
