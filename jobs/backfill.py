@@ -82,7 +82,7 @@ def backfill(
         msg = f"`--from` is {from_} and `--to` is {to}, expected the earlier one first"
         raise ConfigError(msg)
     settings.check_delta()
-    log, target = _log(source, settings, view), into or settings.delta
+    log, target = record_log(source, settings, view), into or settings.delta
     job = Job(
         application=application.name,
         module=application.module,
@@ -119,7 +119,8 @@ def backfill(
     _print_done(view, run.plans, done, added, target=target, took_s=time.perf_counter() - started_s, as_json=as_json)
 
 
-def _log(source: Source, settings: Settings, view: FeatureView) -> RecordLog:
+def record_log(source: Source, settings: Settings, view: FeatureView) -> RecordLog:
+    """Name the log that a view's records are read from."""
     topic = view.input.topic
     if source is Source.KAFKA:
         return TopicLog(settings.address("kafka"), topic)

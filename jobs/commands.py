@@ -37,6 +37,12 @@ COMMANDS: Final = {
         "Offline",
         "Compute the features of records that have been, by the engine of the live path.",
     ),
+    "parity": _Entry(
+        "parity",
+        "parity",
+        "Offline",
+        "Make what was served anew from the raw records, by the same engine, and compare it value by value.",
+    ),
     "demo": _Entry(
         "demo", "demo", "Flights", "Run all of Headrace on real flights, and check at the end that everything adds up."
     ),

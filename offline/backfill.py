@@ -201,7 +201,7 @@ class PartitionBackfill:
         self._plan = plan
         self._writer = OfflineWriter(side)
         self._path = directory / f"partition-{plan.partition}.state"
-        self._driven = _as_of_each(view)
+        self._driven = as_of_each(view)
 
     def run(self, tell: Tell = lambda _: None) -> Progress:
         """Go on to the end of the plan; safe to repeat, and to be ended at any moment.
@@ -216,12 +216,12 @@ class PartitionBackfill:
         """
         progress, parts = self._restore()
         tell(progress)
-        pipeline = _pipeline(self._driven, self._plan, application=self._application, parts=parts)
+        pipeline = make_pipeline(self._driven, self._plan, application=self._application, parts=parts)
         held: list[pa.Table] = []
         since = 0
         for batch in self._log.read(self._plan.partition, range(progress.next_offset, self._plan.read.stop)):
             made = pipeline.process(batch, processing_time_us=0, computed_time_us=None, epoch=None)
-            rows = self._own(made.rows[self._view.name])
+            rows = own_rows(made.rows[self._view.name], self._view)
             _count(progress, made, n_records=len(batch), n_rows=rows.num_rows)
             progress.next_offset = batch.next_offset
             held.append(rows)
@@ -233,12 +233,6 @@ class PartitionBackfill:
         if held:
             self._checkpoint(progress, held, pipeline)
         return progress
-
-    def _own(self, rows: pa.Table) -> pa.Table:
-        """Rows under the view's own definition, whatever the emit mode that they were made in."""
-        at = rows.schema.get_field_index("definition_hash")
-        own = pa.repeat(pa.scalar(self._view.definition_hash), rows.num_rows)
-        return rows.set_column(at, rows.schema.field(at), own)
 
     def _checkpoint(self, progress: Progress, held: list[pa.Table], pipeline: PartitionPipeline) -> None:
         rows = pa.concat_tables(held)
@@ -286,8 +280,8 @@ def measure_rate(
     Raises:
         DecodeError, SinkError, ServiceError, SchemaMismatchError: As for :meth:`PartitionBackfill.run`.
     """
-    driven = _as_of_each(view)
-    pipeline = _pipeline(driven, plan, application=application, parts=[])
+    driven = as_of_each(view)
+    pipeline = make_pipeline(driven, plan, application=application, parts=[])
     read, started_s = 0, clock_s()
     for batch in log.read(plan.partition, plan.read):
         pipeline.process(batch, processing_time_us=0, computed_time_us=None, epoch=None)
@@ -297,13 +291,21 @@ def measure_rate(
     return read / max(clock_s() - started_s, 1e-9) if read else None
 
 
-def _as_of_each(view: FeatureView) -> FeatureView:
+def own_rows(rows: pa.Table, view: FeatureView) -> pa.Table:
+    """Put rows under the view's own definition, whatever the emit mode that they were made in."""
+    at = rows.schema.get_field_index("definition_hash")
+    return rows.set_column(at, rows.schema.field(at), pa.repeat(pa.scalar(view.definition_hash), rows.num_rows))
+
+
+def as_of_each(view: FeatureView) -> FeatureView:
+    """Have every event's as-of row, where the live path leaves it to its batches which it makes."""
     return replace(view, emit="every_event") if view.emit == "latest" else view
 
 
-def _pipeline(
+def make_pipeline(
     driven: FeatureView, plan: PartitionPlan, *, application: str, parts: Sequence[bytes]
 ) -> PartitionPipeline:
+    """Make the engine of one partition; rows and dead letters of what is not wanted are left out."""
     return PartitionPipeline(
         driven.input if driven.input.is_repartitioned else driven.sources[0],
         [driven],

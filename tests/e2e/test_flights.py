@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -13,7 +14,9 @@ from typing import Any
 
 import httpx
 import jsonschema
+import pyarrow.compute as pc
 import pytest
+from deltalake import DeltaTable
 
 from infra.local.process import exit_code
 from jobs.flights.model import LATE_ARRIVAL
@@ -24,6 +27,7 @@ from offline.card import ModelCard
 from schemas.score import SCORES
 from streams import AsyncOnlineStore
 from streams.serving.score import ScoreValue
+from streams.sinks.offline import read_features, table_uri
 from tests.support.running import RunningPipeline, running_pipeline
 
 START, MIDDLE, END = (datetime(2013, 1, day, tzinfo=UTC) for day in (1, 6, 8))
@@ -49,11 +53,12 @@ def train(pipeline: RunningPipeline) -> ModelCard:
     return train_late_arrival(pipeline.settings.delta, pipeline.settings.model_repository, created_us=1)
 
 
-def headrace(pipeline: RunningPipeline, *arguments: str) -> "subprocess.CompletedProcess[str]":
+def headrace(
+    pipeline: RunningPipeline, *arguments: str, environment: dict[str, str] | None = None
+) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", "jobs.cli", *arguments]
-    return subprocess.run(
-        command, env=pipeline.environment, capture_output=True, text=True, timeout=60, check=False, cwd=Path.cwd()
-    )
+    chosen = environment or pipeline.environment
+    return subprocess.run(command, env=chosen, capture_output=True, text=True, timeout=120, check=False, cwd=Path.cwd())
 
 
 def test_every_row_is_accounted_for(pipeline: RunningPipeline) -> None:
@@ -196,6 +201,34 @@ def test_the_api_answers_with_scores_and_features(pipeline: RunningPipeline) -> 
         features = client.get("/v1/airports/JFK/carriers/B6/departures").json()["features"]
     assert [result["values"][0]["status"] for result in features] == ["present", "present"]
     assert features[0]["values"][0]["features"]["departures_1h"] >= 0
+
+
+def test_what_was_served_is_what_the_records_make_and_a_changed_value_is_found(
+    pipeline: RunningPipeline, tmp_path: Path
+) -> None:
+    for view in pipeline.application.views.values():
+        done = headrace(pipeline, "parity", view.name, "--json")
+        assert done.returncode == 0, done.stdout[-3_000:] + done.stderr
+        for store in json.loads(done.stdout)["stores"]:
+            assert (store["mismatched"], store["not_judged"]) == (0, 0), (view.name, store)
+            assert store["rows"] > {"offline": 1_000, "online": 2}[store["store"]]
+    copy = tmp_path / "delta"
+    shutil.copytree(pipeline.settings.delta, copy)
+    view = pipeline.application.views["airport_departures"]
+    (row,) = read_features(copy, view).filter(pc.field("pane") == "ON_TIME")[:1].to_pylist()
+    names = ("source_partition", "source_offset", "pane_index")
+    where = " and ".join(f"{name} = {row[name]}" for name in names)
+    table = DeltaTable(table_uri(copy, view))
+    where += f" and pane = 'ON_TIME' and {view.entity.key} = '{row[view.entity.key]}'"
+    changed = table.update(updates={"departures_1h": "departures_1h + 1"}, predicate=where)["num_updated_rows"]
+    environment = {**pipeline.environment, "HEADRACE_DELTA": str(copy)}
+    done = headrace(pipeline, "parity", view.name, "--json", "--no-online", environment=environment)
+    assert done.returncode == 3, done.stderr
+    (store,) = json.loads(done.stdout)["stores"]
+    assert store["mismatched"] == changed > 0
+    found = store["mismatches"][0]
+    assert (found["column"], found["served"]) == ("departures_1h", found["recomputed"] + 1)
+    assert found["lineage"]["source_offset"] == row["source_offset"]
 
 
 def test_workers_end_in_good_order(pipeline: RunningPipeline) -> None:
