@@ -4,6 +4,7 @@ import importlib
 import importlib.util
 import re
 import sys
+import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Final
 
 from jobs.role import Role
 from schemas.contract import Contract
-from schemas.errors import ConfigError
+from schemas.errors import ConfigError, HeadraceError
 from schemas.evolution import check_evolution
 from schemas.generated_contract import check_generated
 from schemas.model import ModelSpec
@@ -196,6 +197,8 @@ def _import(module: str) -> ModuleType:
             spec = importlib.util.spec_from_file_location(Path(module).stem, module)
             if spec is None or spec.loader is None:
                 raise ModuleNotFoundError(module)
+            if (beside := str(Path(module).resolve().parent)) not in sys.path:
+                sys.path.append(beside)  # as Python does for a script, but last: no file there hides a module of ours
             loaded = importlib.util.module_from_spec(spec)
             spec.loader.exec_module(loaded)
             return loaded
@@ -206,5 +209,15 @@ def _import(module: str) -> ModuleType:
         msg = (
             f"application {module!r} cannot be imported: {exc}; expected a module in the working directory or on the "
             "Python path, or a .py file"
+        )
+        raise ConfigError(msg) from exc
+    except HeadraceError:
+        raise
+    except Exception as exc:
+        place = traceback.extract_tb(exc.__traceback__)[-1]
+        where = "" if isinstance(exc, SyntaxError) else f" at {place.filename}, line {place.lineno}"
+        msg = (
+            f"application {module!r} cannot be imported: {type(exc).__name__}: {exc}{where}; expected a module that "
+            "runs through, correct it"
         )
         raise ConfigError(msg) from exc

@@ -12,6 +12,8 @@ import pyarrow as pa
 from schemas.errors import ConfigError
 from schemas.time import parse_duration_us
 
+MAX_LAST: Final = 10_000
+"""Most rows that a last-N feature runs over: room for them is taken for each key."""
 MAX_K: Final = 1_000
 """Most values that ``top_k`` lists."""
 LG_K_RANGE: Final = (7, 21)
@@ -68,11 +70,17 @@ class Aggregation:
         Raises:
             ConfigError: None or several were given, or a value is out of range.
         """
+        if not isinstance(lifetime, bool):
+            msg = f"`lifetime` is {lifetime!r}, expected True or False"
+            raise ConfigError(msg)
         if (size is not None) + (last is not None) + lifetime != 1:
             msg = "`over` takes exactly one of a size such as '5m', `last=N`, or `lifetime=True`"
             raise ConfigError(msg)
-        if last is not None and (not isinstance(last, int) or last < 1):
+        if last is not None and (not isinstance(last, int) or isinstance(last, bool) or last < 1):
             msg = f"`last` is {last!r}, expected a whole number of rows of 1 or more"
+            raise ConfigError(msg)
+        if last is not None and last > MAX_LAST:
+            msg = f"`last` is {last}, expected at most {MAX_LAST} rows; take a window such as `.over('1d')` for more"
             raise ConfigError(msg)
         size_us = None if size is None else parse_duration_us(size, field="over")
         if size_us == 0:

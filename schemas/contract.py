@@ -139,7 +139,7 @@ def load_contract(reference: str) -> Contract:
     Raises:
         ConfigError: There is no such file, or it is no usable contract.
     """
-    name, at, version = reference.partition("@")
+    name, at, version = reference.partition("@") if isinstance(reference, str) else ("", "", "")
     if not at or not name or not version.isdigit():
         msg = f"`contract` is {reference!r}, expected name@version such as 'shop_event@1'"
         raise ConfigError(msg)

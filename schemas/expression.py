@@ -277,10 +277,10 @@ class _Compiler:
             kind, arrow = "number", pa.int64()
         elif isinstance(value, float) and math.isfinite(value):
             kind, arrow = "number", pa.float64()
-        elif isinstance(value, str):
+        elif isinstance(value, str) and not any("\ud800" <= character <= "\udfff" for character in value):
             kind, arrow = "text", pa.string()
         else:
-            self.fail(f"uses the literal {value!r}", "64-bit numbers, text, true, false or null")
+            self.fail(f"uses the literal {value!r}", "64-bit numbers, text in Unicode, true, false or null")
         scalar = pa.scalar(value, arrow)
         return _Node(kind, lambda _: scalar)
 

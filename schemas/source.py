@@ -1,8 +1,9 @@
 """Where events come from, and what their times may look like."""
 
+import re
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -10,6 +11,8 @@ from schemas.contract import Contract, load_contract
 from schemas.errors import ConfigError
 from schemas.field import EVENT_TIME_UNITS_US
 from schemas.time import parse_duration_us, parse_rfc3339_us
+
+_TOPIC: Final = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
 
 @dataclass(frozen=True)
@@ -47,32 +50,24 @@ class EventSource:
     dedup_window: str | None = None
 
     def __post_init__(self) -> None:
-        if self.event_time not in self.schema.fields:
-            fields = list(self.schema.fields)
-            msg = f"`event_time` is {self.event_time!r}, expected a field of {self.contract}: {fields}"
+        if not isinstance(self.topic, str) or not _TOPIC.fullmatch(self.topic) or self.topic in {".", ".."}:
+            msg = f"`topic` is {self.topic!r}, expected a name of 1 to 249 letters, digits, '.', '_' and '-'"
             raise ConfigError(msg)
-        arrow = self.schema.arrow_schema.field(self.event_time).type
-        unit = self.schema.fields[self.event_time].get("x-unit")
-        if pa.types.is_integer(arrow) and unit not in EVENT_TIME_UNITS_US:
-            msg = (
-                f'integer event time `{self.event_time}` of {self.contract} has unit {unit!r}, expected "x-unit" in '
-                f"its contract to be one of {sorted(EVENT_TIME_UNITS_US)}"
-            )
-            raise ConfigError(msg)
-        if not pa.types.is_integer(arrow) and not pa.types.is_string(arrow):
-            msg = f"event time `{self.event_time}` of {self.contract} is {arrow}, expected integer or RFC 3339 text"
-            raise ConfigError(msg)
+        self._check_event_time()
         for field in ("max_out_of_orderness", "idle_timeout", "max_future_skew", "dedup_window"):
-            if getattr(self, field) is not None:
+            if getattr(self, field) is not None or field == "max_out_of_orderness":
                 parse_duration_us(getattr(self, field), field=field)
         if self.idle_timeout_us == 0:
             msg = "`idle_timeout` is 0s, expected more than 0; leave it out to switch idleness off"
+            raise ConfigError(msg)
+        if not isinstance(self.idle_advance, bool):
+            msg = f"`idle_advance` is {self.idle_advance!r}, expected True or False"
             raise ConfigError(msg)
         if self.idle_advance and self.idle_timeout is None:
             msg = "`idle_advance` is True without `idle_timeout`, expected an idle timeout such as '30s'"
             raise ConfigError(msg)
         self._check_event_id()
-        if self.key and self.key not in self.schema.fields:
+        if self.key and self.key not in list(self.schema.fields):
             msg = (
                 f"`key` is {self.key!r}, expected a field of {self.contract}: {list(self.schema.fields)}, or '' where "
                 "the records are keyed by none of them"
@@ -88,6 +83,23 @@ class EventSource:
             msg = f"`plausible_from` {self.plausible_from} is not before `plausible_until` {self.plausible_until}"
             raise ConfigError(msg)
 
+    def _check_event_time(self) -> None:
+        if self.event_time not in list(self.schema.fields):
+            fields = list(self.schema.fields)
+            msg = f"`event_time` is {self.event_time!r}, expected a field of {self.contract}: {fields}"
+            raise ConfigError(msg)
+        arrow = self.schema.arrow_schema.field(self.event_time).type
+        unit = self.schema.fields[self.event_time].get("x-unit")
+        if pa.types.is_integer(arrow) and unit not in EVENT_TIME_UNITS_US:
+            msg = (
+                f'integer event time `{self.event_time}` of {self.contract} has unit {unit!r}, expected "x-unit" in '
+                f"its contract to be one of {sorted(EVENT_TIME_UNITS_US)}"
+            )
+            raise ConfigError(msg)
+        if not pa.types.is_integer(arrow) and not pa.types.is_string(arrow):
+            msg = f"event time `{self.event_time}` of {self.contract} is {arrow}, expected integer or RFC 3339 text"
+            raise ConfigError(msg)
+
     def _check_event_id(self) -> None:
         if (self.event_id is None) != (self.dedup_window is None):
             msg = "`event_id` and `dedup_window` go together, expected both or neither"
@@ -95,8 +107,12 @@ class EventSource:
         if self.dedup_window_us == 0:
             msg = "`dedup_window` is 0s, expected more than 0; leave it and `event_id` out to admit copies"
             raise ConfigError(msg)
-        if self.event_id is not None and self.event_id not in self.schema.fields:
+        if self.event_id is not None and self.event_id not in list(self.schema.fields):
             msg = f"`event_id` is {self.event_id!r}, expected a field of {self.contract}: {list(self.schema.fields)}"
+            raise ConfigError(msg)
+        arrow = None if self.event_id is None else self.schema.arrow_schema.field(self.event_id).type
+        if arrow is not None and not pa.types.is_string(arrow) and not pa.types.is_integer(arrow):
+            msg = f"event id `{self.event_id}` of {self.contract} is {arrow}, expected text or an integer"
             raise ConfigError(msg)
 
     @cached_property

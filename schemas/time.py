@@ -10,6 +10,8 @@ MINUS_INFINITY_US: Final = -(2**63)
 """Watermark of a partition that has admitted no row yet."""
 END_OF_TIME_US: Final = 2**63 - 1
 """Watermark after which no row can be on time."""
+MAX_DURATION_US: Final = 36_500 * 86_400_000_000
+"""A hundred years: sums of times and durations stay inside 64 bits."""
 
 _UNITS_US: Final = {
     "us": 1,
@@ -33,7 +35,7 @@ def parse_duration_us(text: str, *, field: str) -> int:
         field: Name of the field being read, for the error message.
 
     Returns:
-        The duration in microseconds, 0 or more.
+        The duration in microseconds, 0 to :data:`MAX_DURATION_US`.
 
     Raises:
         ConfigError: ``text`` is not such a duration.
@@ -42,7 +44,11 @@ def parse_duration_us(text: str, *, field: str) -> int:
     if not parts or "".join(number + unit for number, unit in parts) != text:
         msg = f"`{field}` is {text!r}, expected a duration such as '5m', '1h30m' or '250ms' (us, ms, s, m, h, d, w)"
         raise ConfigError(msg)
-    return sum(int(number) * _UNITS_US[unit] for number, unit in parts)
+    duration_us = sum(int(number) * _UNITS_US[unit] for number, unit in parts)
+    if duration_us > MAX_DURATION_US:
+        msg = f"`{field}` is {text}, expected at most {format_duration(MAX_DURATION_US)}"
+        raise ConfigError(msg)
+    return duration_us
 
 
 def format_duration(duration_us: int) -> str:
@@ -63,6 +69,9 @@ def parse_rfc3339_us(text: str) -> int:
     Raises:
         ValueError: It is not one, or it has no offset.
     """
+    if not isinstance(text, str):
+        msg = f"{text!r} is no text, expected RFC 3339 such as '2013-01-01T10:00:00Z'"
+        raise ValueError(msg)
     moment = datetime.fromisoformat(text)
     if moment.tzinfo is None:
         msg = f"{text!r} has no UTC offset, expected RFC 3339 such as '2013-01-01T10:00:00Z'"
@@ -72,4 +81,4 @@ def parse_rfc3339_us(text: str) -> int:
 
 def format_rfc3339(time_us: int) -> str:
     """Write a time as RFC 3339 in UTC with microseconds, e.g. ``2013-01-01T10:00:00.000000Z``."""
-    return (_EPOCH + time_us * _MICROSECOND).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    return (_EPOCH + time_us * _MICROSECOND).replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"

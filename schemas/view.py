@@ -17,19 +17,20 @@ from schemas.reference import ReferenceLookup
 from schemas.row import CONTEXT_COLUMNS, ENGINE_COLUMNS, ORIGIN_COLUMNS, TIMESTAMP
 from schemas.serving import Serving
 from schemas.source import EventSource
-from schemas.time import format_duration, parse_duration_us, parse_rfc3339_us
+from schemas.time import format_duration, format_rfc3339, parse_duration_us, parse_rfc3339_us
 from schemas.view_input import ViewInput, hash_definition
 
 EMIT_MODES: Final = ("on_close", "every_event", "latest")
 MAX_SLIDES: Final = 100_000
 """A window may be this many slides long; each row changes as many windows."""
-MAX_DURATION_US: Final = 36_500 * 86_400_000_000
-"""A hundred years: sums of times and durations stay inside 64 bits."""
 _ROWS: Final = {"window": "windows", "last": "the newest rows", "lifetime": "all rows"}
 _OVER: Final = {"window": "`.over('5m')`", "last": "`.over(last=N)`", "lifetime": "`.over(lifetime=True)`"}
+_MAX_VERSION: Final = 2**31 - 1
 _EPOCH: Final = "1970-01-01T00:00:00Z"
 _MARGIN_US: Final = 400 * DAY_US
-_NAME = re.compile(r"[a-z][a-z0-9_]*")
+_NAME = re.compile(r"[a-z][a-z0-9_]{0,127}")
+_FIRST_US: Final = parse_rfc3339_us("0001-01-01T00:00:00Z")
+_LAST_US: Final = parse_rfc3339_us("9999-12-31T23:59:59.999999Z")
 
 
 @dataclass(frozen=True)
@@ -81,8 +82,11 @@ class FeatureView:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
             msg = f"`FeatureView` name is {self.name!r}, expected lower-case letters, digits, _ such as 'user_activity'"
             raise ConfigError(msg)
-        if not isinstance(self.version, int) or self.version < 1:
-            msg = f"view {self.name}: `version` is {self.version!r}, expected a whole number of 1 or more"
+        self._check_kinds()
+        is_number = isinstance(self.version, int) and not isinstance(self.version, bool)
+        if not is_number or not 1 <= self.version <= _MAX_VERSION:
+            expected = f"expected a whole number of 1 or more, {_MAX_VERSION} at most"
+            msg = f"view {self.name}: `version` is {self.version!r}, {expected}"
             raise ConfigError(msg)
         if (self.slide is None) == (self.gap is None):
             msg = f"view {self.name}: expected exactly one of `slide` (sliding windows) and `gap` (sessions)"
@@ -95,15 +99,8 @@ class FeatureView:
             if text is not None and parse_duration_us(text, field=name) == 0 and name != "allowed_lateness":
                 msg = f"view {self.name}: `{name}` is {text}, expected more than 0"
                 raise ConfigError(msg)
-            if text is not None and parse_duration_us(text, field=name) > MAX_DURATION_US:
-                msg = f"view {self.name}: `{name}` is {text}, expected at most {format_duration(MAX_DURATION_US)}"
-                raise ConfigError(msg)
-        try:
-            parse_rfc3339_us(self.align_to or _EPOCH)
-        except ValueError as exc:
-            msg = f"view {self.name}: `align_to` is {self.align_to!r}, expected RFC 3339 such as '2013-01-01T00:00:00Z'"
-            raise ConfigError(msg) from exc
         self._check_time_zone()
+        self._check_align_to()
         try:
             _ = self.input
         except ConfigError as exc:
@@ -125,8 +122,52 @@ class FeatureView:
             )
             raise ConfigError(msg)
         object.__setattr__(self, "features", completed)
+        self._check_years()
         resolve_derived(self)
         self.serving.check(self.name, types=self.feature_schema, ttl_us=self.ttl_us)
+
+    def _check_kinds(self) -> None:
+        sources = [self.source] if isinstance(self.source, EventSource) else self.source
+        is_sources = isinstance(sources, Sequence) and all(isinstance(source, EventSource) for source in sources)
+        for name, is_right, expected in (
+            ("entity", isinstance(self.entity, Entity), "an entity such as Entity('user', key='user_id')"),
+            ("source", is_sources, "an event source such as EventSource('shop.events', …), or a list of them"),
+            ("features", isinstance(self.features, Mapping), "features by name, such as {'n': count().over('5m')}"),
+            ("lookups", isinstance(self.lookups, Mapping), "lookups by name, such as {'plane': planes.on('tail')}"),
+            ("serving", isinstance(self.serving, Serving), "how it is read, such as Serving(cache='5s')"),
+            ("owner", isinstance(self.owner, str), "text"),
+        ):
+            if not is_right:
+                msg = f"view {self.name}: `{name}` is {getattr(self, name)!r}, expected {expected}"
+                raise ConfigError(msg)
+
+    def _check_align_to(self) -> None:
+        if self.align_to is None:
+            return
+        where = f"view {self.name}: `align_to` is {self.align_to!r}"
+        if self.gap is not None:
+            msg = f"{where} in a session view, expected none: a session begins with its first event"
+            raise ConfigError(msg)
+        try:
+            _ = self.align_to_us
+        except (ValueError, OverflowError) as exc:
+            msg = f"{where}, expected RFC 3339 such as '2013-01-01T00:00:00Z'"
+            raise ConfigError(msg) from exc
+
+    def _check_years(self) -> None:
+        """See that every time in a row lies in the years that RFC 3339 can write."""
+        from_us, until_us = self.input.plausible_us
+        sizes = [f.size_us or 0 for f in self.definitions.values()]
+        last_us = until_us + max(sizes) + (self.slide_us or self.gap_us or 0) + DAY_US
+        first_us = from_us - self.input.max_out_of_orderness_us
+        for name, time_us, what in (
+            ("plausible_until", last_us, "windows of the last events would end after the year 9999"),
+            ("plausible_from", first_us, "the watermark of the first events would lie before the year 1"),
+        ):
+            if not _FIRST_US <= time_us <= _LAST_US:
+                got = format_rfc3339(until_us if name == "plausible_until" else from_us)
+                msg = f"view {self.name}: `{name}` of its source is {got}: {what}; expected a time further from that"
+                raise ConfigError(msg)
 
     def _check_lookups(self) -> None:
         for name, lookup in self.lookups.items():

@@ -1,4 +1,5 @@
 import importlib
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -62,6 +63,45 @@ def test_a_view_that_is_not_there_is_named_beside_those_that_are() -> None:
         load_application("jobs.flights").view("nope")
 
 
+def test_a_file_may_import_what_stands_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write_module: WriteModule
+) -> None:
+    beside = write_module('VIEWS = [view("a")]')
+    (tmp_path / "importing.py").write_text(f"from {beside} import VIEWS\n")
+    monkeypatch.setattr(sys, "path", [place for place in sys.path if place != str(tmp_path)])
+
+    assert list(load_application(str(tmp_path / "importing.py")).views) == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "x = 1\n1 / 0\n",
+            r"cannot be imported: ZeroDivisionError: division by zero at .*broken\.py, line 2; expected",
+        ),
+        ("def (\n", r"cannot be imported: SyntaxError: invalid syntax \(broken\.py, line 1\)"),
+        ("from streams import nothing\n", r"cannot be imported: ImportError: cannot import name 'nothing'"),
+        (
+            "from streams import FeatureView\nFeatureView('v', sldie='1m')\n",
+            r"TypeError: .*unexpected keyword argument 'sldie' at .*broken\.py, line 2",
+        ),
+    ],
+)
+def test_a_module_that_does_not_run_through_is_refused_by_its_line(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "broken.py").write_text(text)
+
+    with pytest.raises(ConfigError, match=message):
+        load_application(str(tmp_path / "broken.py"))
+
+
+def test_a_module_may_end_the_program_by_itself(tmp_path: Path) -> None:
+    (tmp_path / "ending.py").write_text("raise SystemExit(3)\n")
+
+    with pytest.raises(SystemExit):
+        load_application(str(tmp_path / "ending.py"))
+
+
 @pytest.mark.parametrize("module", ["no.such.module", "no_such_file.py"])
 def test_a_module_that_is_not_there_is_an_error(module: str) -> None:
     with pytest.raises(ConfigError, match="cannot be imported"):
@@ -99,8 +139,10 @@ VIEWS = [replace(_VIEWS[0], version=99), *_VIEWS[1:]]
 
 
 def test_an_error_inside_a_module_is_not_taken_for_its_absence(write_module: WriteModule) -> None:
-    with pytest.raises(ZeroDivisionError):
-        load_application(write_module("1 / 0"))
+    name = write_module("1 / 0")
+    with pytest.raises(ConfigError, match=rf"ZeroDivisionError: division by zero at .*{name}\.py, line \d+") as caught:
+        load_application(name)
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 
 def test_two_models_of_one_name_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """Each mistake in a definition is refused when it is made, and the message says which, and what to do."""
 
 import dataclasses
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from schemas.contract import Contract, load_contract
 from schemas.entity import Entity
 from schemas.errors import ConfigError
 from schemas.source import EventSource
+from schemas.time import parse_rfc3339_us
 from schemas.view import FeatureView
 from tests.support.builders import EVENT_FIELDS, make_contract, make_source
 
@@ -51,6 +53,49 @@ def make_view(**settings: Any) -> FeatureView:
         ({"name": 3}, "name is 3"),
         ({"version": 0}, "view view: `version` is 0, expected a whole number of 1 or more"),
         ({"version": "1"}, "`version` is '1'"),
+        ({"version": True}, "`version` is True, expected a whole number of 1 or more"),
+        ({"version": 2**31}, "`version` is 2147483648, expected .* 2147483647 at most"),
+        ({"name": "v" * 129}, "expected lower-case letters"),
+        ({"entity": "thing"}, "view view: `entity` is 'thing', expected an entity such as Entity"),
+        ({"entity": None}, "`entity` is None, expected an entity"),
+        ({"source": "test.events"}, "`source` is 'test.events', expected an event source such as EventSource"),
+        ({"source": None}, "`source` is None, expected an event source"),
+        ({"source": ["test.events"]}, r"`source` is \['test.events'\], expected an event source .*, or a list"),
+        ({"source": []}, r"`source` has the topics \[\], expected one source or more"),
+        ({"features": [count().over("5m")]}, "`features` is .*, expected features by name, such as"),
+        ({"features": "n"}, "`features` is 'n', expected features by name"),
+        ({"features": None}, "`features` is None, expected features by name"),
+        ({"lookups": [1]}, r"`lookups` is \[1\], expected lookups by name"),
+        ({"serving": 5}, "`serving` is 5, expected how it is read"),
+        ({"owner": None}, "`owner` is None, expected text"),
+        ({"align_to": datetime(2020, 1, 1, tzinfo=UTC)}, "`align_to` is datetime.*, expected RFC 3339"),
+        ({"align_to": "2020-01-01T00:00:00"}, "`align_to` is '2020-01-01T00:00:00', expected RFC 3339"),
+        (
+            {"align_to": "0001-01-01T00:00:00Z", "time_zone": "America/New_York", "slide": "1d"},
+            "`align_to` is '0001-01-01T00:00:00Z', expected RFC 3339",
+        ),
+        (
+            {"align_to": "2020-01-01T00:00:00Z", "slide": None, "gap": "1h", "features": {"n": count()}},
+            "`align_to` is '2020-01-01T00:00:00Z' in a session view, expected none",
+        ),
+        ({"features": {"n": count(where="kind == '\\ud800'").over("5m")}}, "uses the literal .*, expected .*Unicode"),
+        (
+            {"source": make_source(plausible_until="9999-12-31T00:00:00Z")},
+            "`plausible_until` of its source is 9999-12-31T00:00:00.000000Z: windows .* would end after the year 9999",
+        ),
+        (
+            {
+                "source": make_source(plausible_until="9999-12-31T00:00:00Z"),
+                "slide": None,
+                "gap": "1h",
+                "features": {"n": count()},
+            },
+            "`plausible_until` of its source is 9999",
+        ),
+        (
+            {"source": make_source(plausible_from="0001-01-01T00:00:00Z", max_out_of_orderness="1us")},
+            "`plausible_from` of its source is 0001-01-01T00:00:00.000000Z: the watermark .* before the year 1",
+        ),
         ({"slide": None}, "expected exactly one of `slide`"),
         ({"gap": "1m"}, "expected exactly one of `slide`"),
         ({"emit": "sometimes"}, r"`emit` is 'sometimes', expected one of \['on_close', 'every_event', 'latest'\]"),
@@ -151,12 +196,19 @@ def test_a_wrong_view_is_refused(settings: dict[str, Any], says: str) -> None:
         (("5m", {"last": 3}), "`over` takes exactly one of"),
         (({"last": 0},), "`last` is 0, expected a whole number of rows of 1 or more"),
         (({"last": 1.5},), "`last` is 1.5"),
+        (({"last": True},), "`last` is True"),
+        (({"last": 10_001},), "`last` is 10001, expected at most 10000 rows; take a window"),
+        (({"lifetime": 1},), "`lifetime` is 1, expected True or False"),
+        (({"lifetime": "yes"},), "`lifetime` is 'yes', expected True or False"),
+        (({"lifetime": False},), "`over` takes exactly one of"),
+        (("36501d",), "`over` is 36501d, expected at most 36500d"),
+        ((5,), "`over` is 5, expected a duration"),
         (("0s",), "`over` is '0s', expected a window size of more than 0"),
         (("5",), "`over` is '5', expected a duration"),
     ],
 )
 def test_a_wrong_over_is_refused(arguments: tuple[Any, ...], says: str) -> None:
-    size = [a for a in arguments if isinstance(a, str)]
+    size = [a for a in arguments if not isinstance(a, dict)]
     named = next((a for a in arguments if isinstance(a, dict)), {})
     with pytest.raises(ConfigError, match=says):
         count().over(*size, **named)
@@ -180,7 +232,10 @@ def test_a_wrong_size_of_a_sketch_is_refused(lg_k: Any) -> None:
         approx_distinct("kind", lg_k=lg_k)
 
 
-@pytest.mark.parametrize(("half_life", "says"), [("0s", "`half_life` is '0s', expected more"), ("x", "expected a dur")])
+@pytest.mark.parametrize(
+    ("half_life", "says"),
+    [("0s", "`half_life` is '0s', expected more"), ("x", "expected a dur"), ("36501d", "at most")],
+)
 def test_a_wrong_half_life_is_refused(half_life: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         decayed_sum("x", half_life=half_life)
@@ -199,13 +254,35 @@ def test_a_wrong_half_life_is_refused(half_life: str, says: str) -> None:
         ({"dedup_window": "5m"}, "`event_id` and `dedup_window` go together"),
         ({"event_id": "id", "dedup_window": "0s"}, "`dedup_window` is 0s, expected more than 0"),
         ({"event_id": "uid", "dedup_window": "5m"}, "`event_id` is 'uid', expected a field of"),
+        ({"topic": ""}, "`topic` is '', expected a name of 1 to 249 letters"),
+        ({"topic": None}, "`topic` is None, expected a name"),
+        ({"topic": "a b"}, "`topic` is 'a b', expected a name"),
+        ({"topic": ".."}, "`topic` is '..', expected a name"),
+        ({"topic": "t" * 250}, "expected a name of 1 to 249 letters"),
+        ({"contract": None}, "`contract` is None, expected name@version"),
+        ({"event_time": None}, "`event_time` is None, expected a field of"),
+        ({"event_time": ["at"]}, r"`event_time` is \['at'\], expected a field of"),
+        ({"key": ["key"]}, r"`key` is \['key'\], expected a field of"),
+        ({"event_id": ["id"], "dedup_window": "5m"}, r"`event_id` is \['id'\], expected a field of"),
+        ({"max_out_of_orderness": None}, "`max_out_of_orderness` is None, expected a duration"),
+        ({"max_out_of_orderness": "36501d"}, "`max_out_of_orderness` is 36501d, expected at most 36500d"),
+        ({"max_future_skew": "36501d"}, "`max_future_skew` is 36501d, expected at most 36500d"),
+        ({"idle_timeout": "99999999999d"}, "`idle_timeout` is 99999999999d, expected at most 36500d"),
+        ({"idle_timeout": "1s", "idle_advance": "no"}, "`idle_advance` is 'no', expected True or False"),
+        ({"event_id": "id", "dedup_window": "36501d"}, "`dedup_window` is 36501d, expected at most 36500d"),
+        ({"event_id": "x", "dedup_window": "5m"}, "event id `x` of .* is double, expected text or an integer"),
+        ({"event_id": "tags", "dedup_window": "5m"}, "event id `tags` of .* is list.*, expected text or an integer"),
+        ({"plausible_from": None}, "`plausible_from` is None, expected RFC 3339"),
+        ({"plausible_from": 0}, "`plausible_from` is 0, expected RFC 3339"),
+        ({"plausible_until": datetime(2020, 1, 1, tzinfo=UTC)}, "`plausible_until` is datetime.*, expected RFC 3339"),
         ({"plausible_from": "never"}, "`plausible_from` is 'never', expected RFC 3339"),
         ({"plausible_from": "2100-01-01T00:00:00Z"}, "is not before `plausible_until`"),
     ],
 )
 def test_a_wrong_source_is_refused(settings: dict[str, Any], says: str) -> None:
+    right = {"contract": make_contract(), "event_time": "at"}
     with pytest.raises(ConfigError, match=says):
-        make_source(**settings)
+        EventSource(**{"topic": "test.events"} | right | settings)
 
 
 @pytest.mark.parametrize("field", ["name", "key"])
@@ -257,6 +334,12 @@ def test_a_sliding_view_takes_sizes_that_are_no_multiple_of_the_slide() -> None:
     assert make_view(features={"n": count().over("90s")}).describe_windows() == "sliding 1m30s every 1m"
     alone = make_view(features={"n": count().over(last=3)})
     assert alone.describe_windows() == "no windows (last-N and lifetime features), slide 1m"
+
+
+def test_times_of_the_first_and_the_last_year_are_plausible_where_windows_stay_inside() -> None:
+    source = make_source(plausible_from="0001-01-02T00:00:00Z", plausible_until="9999-12-30T00:00:00Z")
+
+    assert make_view(source=source).input.plausible_us[0] == parse_rfc3339_us("0001-01-02T00:00:00Z")
 
 
 def test_a_view_in_a_time_zone_says_which() -> None:
