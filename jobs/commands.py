@@ -43,6 +43,12 @@ COMMANDS: Final = {
         "Offline",
         "Make what was served anew from the raw records, by the same engine, and compare it value by value.",
     ),
+    "training-set": _Entry(
+        "training_set",
+        "training_set",
+        "Offline",
+        "Join features to labels, each as an online read at the label's time would have returned them.",
+    ),
     "demo": _Entry(
         "demo", "demo", "Flights", "Run all of Headrace on real flights, and check at the end that everything adds up."
     ),
