@@ -12,6 +12,7 @@ from rich.markup import escape
 
 from jobs.application import Application, load_application
 from jobs.dead_letters import Choice, Letters, choose_letters, choose_sources, letter_sources
+from jobs.letter_mask import LetterMask, masked
 from jobs.reach import reach_kafka
 from jobs.redrive import Redriven
 from jobs.redrive import redrive as send_again
@@ -39,6 +40,7 @@ _Views = Annotated[
 ]
 _From = Annotated[str | None, typer.Option("--from", help="Written at or after this time (RFC 3339, or a day).")]
 _To = Annotated[str | None, typer.Option("--to", help="Written before this time.")]
+_Reveal = Annotated[bool, typer.Option("--reveal", help="Show what the contract marks as personal (`x-pii`), too.")]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON in place of text.")]
 
 
@@ -51,14 +53,19 @@ def list_(
     from_time: _From = None,
     to_time: _To = None,
     limit: Annotated[int, typer.Option(min=1, help="How many, the newest of each partition.")] = 50,
+    reveal: _Reveal = False,
     as_json: _Json = False,
 ) -> None:
-    """List dead letters, the newest last."""
+    """List dead letters, the newest last.
+
+    Values that their contract marks as personal are masked.
+    """
     application, brokers = _open()
     choice = choose_letters(application, reasons=reason, views=view, from_time=from_time, to_time=to_time)
     newest: deque[DeadLetter] = deque(maxlen=limit)
     for letters in _letters(application, brokers, source, choice):
-        newest.extend(letters)
+        mask = LetterMask(application, letters.source)
+        newest.extend(letter if reveal else masked(letter, mask) for letter in letters)
     shown = sorted(newest, key=lambda letter: (letter.time_us, letter.topic, letter.partition, letter.offset))
     if as_json:
         typer.echo(json.dumps([_document(letter) for letter in shown], indent=2, ensure_ascii=False))
@@ -121,11 +128,17 @@ def stats(
 def show(
     letter: Annotated[str, typer.Argument(help="As `headrace dlq list` names it, e.g. dlq.flights.landed-0-12.")],
     *,
+    reveal: _Reveal = False,
     as_json: _Json = False,
 ) -> None:
-    """Show one dead letter: the record, where it was, and why it is here."""
+    """Show one dead letter: the record, where it was, and why it is here.
+
+    Values that its contract marks as personal are masked.
+    """
     application, brokers = _open()
-    found, _ = _find(application, brokers, letter)
+    found, source = _find(application, brokers, letter)
+    if not reveal:
+        found = masked(found, LetterMask(application, letter_sources(application)[source]))
     document = _document(found) | {"headers": _headers(found), "value": _value(found.value)}
     if as_json:
         typer.echo(json.dumps(document, indent=2, ensure_ascii=False))

@@ -16,7 +16,7 @@ import jsonschema
 import pyarrow as pa
 
 from schemas.errors import ConfigError
-from schemas.field import arrow_type, canonical_rules, check_field, is_nullable, python_types
+from schemas.field import arrow_type, canonical_rules, check_field, is_nullable, is_personal, python_types
 
 _PACKAGED = Path(__file__).parent / "events"
 DOCUMENT_KEYWORDS: Final = frozenset(
@@ -117,6 +117,11 @@ class Contract:
     def arrow_schema(self) -> pa.Schema:
         """Arrow schema of the decoded columns; absent and null values are both null."""
         return pa.schema([pa.field(name, arrow_type(field)) for name, field in self.fields.items()])
+
+    @cached_property
+    def personal(self) -> frozenset[str]:
+        """Names of the fields whose values must not be shown."""
+        return frozenset(name for name, field in self.fields.items() if is_personal(field))
 
     @cached_property
     def python_types(self) -> dict[str, tuple[type, ...]]:

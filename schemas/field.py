@@ -18,6 +18,8 @@ EVENT_TIME_UNITS_US: Final = {"us": 1, "ms": 1_000, "s": 1_000_000}
 """Units an integer event time may be declared in, as microseconds."""
 ANNOTATIONS: Final = frozenset({"$comment", "title", "description", "examples"})
 """Keywords that are for a contract's readers alone."""
+PII: Final = "x-pii"
+"""Marks a field whose values are personal: they are masked wherever one would be shown or logged, and are no rule."""
 _BOUNDS: Final = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"})
 _LENGTHS: Final = frozenset({"minLength", "maxLength"})
 _KEYWORDS: Final[dict[str, frozenset[str]]] = {
@@ -27,7 +29,7 @@ _KEYWORDS: Final[dict[str, frozenset[str]]] = {
     "boolean": frozenset({"enum"}),
     "array": frozenset({"items"}),
 }
-FIELD_KEYWORDS: Final = ANNOTATIONS.union({"type"}, *_KEYWORDS.values())
+FIELD_KEYWORDS: Final = ANNOTATIONS.union({"type", PII}, *_KEYWORDS.values())
 """Keywords that a field may use, each where it fits the field's type."""
 _ARROW: Final[dict[str, pa.DataType]] = {
     "string": pa.string(),
@@ -74,6 +76,11 @@ def arrow_type(field: Mapping[str, Any]) -> pa.DataType:
     return pa.list_(arrow_type(field["items"])) if name == "array" else _ARROW[name]
 
 
+def is_personal(field: Mapping[str, Any]) -> bool:
+    """Tell whether a field, or what is inside a list, is marked as personal."""
+    return bool(field.get(PII, False)) or ("items" in field and is_personal(field["items"]))
+
+
 def python_types(field: Mapping[str, Any]) -> tuple[type, ...]:
     """Python types that a decoded value of a checked field has when it is of the field's own type."""
     return _PYTHON[value_type(field)]
@@ -81,7 +88,7 @@ def python_types(field: Mapping[str, Any]) -> tuple[type, ...]:
 
 def canonical_rules(field: Mapping[str, Any]) -> dict[str, Any]:
     """Write a checked field's rules, as JSON values, in the one way that all equal ones are written in."""
-    rules = {keyword: _plain(value) for keyword, value in field.items() if keyword not in ANNOTATIONS}
+    rules = {keyword: _plain(value) for keyword, value in field.items() if keyword not in ANNOTATIONS | {PII}}
     rules["type"] = sorted(json_types(field))
     if "enum" in field:
         rules["enum"] = sorted(map(_plain, field["enum"]), key=json.dumps)
@@ -121,7 +128,10 @@ def check_field(name: str, field: Any, *, contract: str) -> None:
         msg = f"{where} has `type` {field.get('type')!r}, expected one of {sorted(_KEYWORDS)}, with or without 'null'"
         raise ConfigError(msg)
     (kind,) = types
-    for keyword in sorted(set(field) - ANNOTATIONS - {"type"}):
+    if type(field.get(PII, False)) is not bool:
+        msg = f"{where} has `{PII}` {field[PII]!r}, expected true or false"
+        raise ConfigError(msg)
+    for keyword in sorted(set(field) - ANNOTATIONS - {"type", PII}):
         if keyword not in _KEYWORDS[kind]:
             fitting = sorted(other for other, keywords in _KEYWORDS.items() if keyword in keywords)
             msg = (

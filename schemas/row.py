@@ -86,6 +86,9 @@ ORIGIN_COLUMNS: Final = pa.schema(
 """What it adds behind a repartition topic: the record of a source that made the row. There ``source_*`` is the record
 on the repartition topic, by which the rows of an entity are in order."""
 
+MASK: Final = "***"
+"""Stands where a personal value would be shown."""
+
 INPUT_COLUMNS: Final = pa.schema(
     [
         pa.field("_offset", pa.int64()),

@@ -88,6 +88,12 @@ class EventSource:
             fields = list(self.schema.fields)
             msg = f"`event_time` is {self.event_time!r}, expected a field of {self.contract}: {fields}"
             raise ConfigError(msg)
+        if self.event_time in self.schema.personal:
+            msg = (
+                f"event time `{self.event_time}` of {self.contract} is marked x-pii, expected another field: rows, "
+                "watermarks and dead letters tell event times"
+            )
+            raise ConfigError(msg)
         arrow = self.schema.arrow_schema.field(self.event_time).type
         unit = self.schema.fields[self.event_time].get("x-unit")
         if pa.types.is_integer(arrow) and unit not in EVENT_TIME_UNITS_US:

@@ -12,12 +12,14 @@ so that a few bad ones cost little more than themselves.
 """
 
 import io
+import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+import jsonschema
 import numpy as np
 import orjson
 import pyarrow as pa
@@ -27,7 +29,7 @@ from numpy.typing import NDArray
 
 from schemas.contract import Contract
 from schemas.field import value_type
-from schemas.row import INPUT_COLUMNS, PRODUCED_TIME_HEADER, REJECTED_COLUMNS, REQUEST_ID_HEADER, Reason
+from schemas.row import INPUT_COLUMNS, MASK, PRODUCED_TIME_HEADER, REJECTED_COLUMNS, REQUEST_ID_HEADER, Reason
 from streams.batch import RawBatch
 
 _ALIKE: Final = re.compile(r"\^?(?:(?:[\w /:@-]|\[[\w /:@-]+\])(?:[*+?]|\{\d\d?(?:,\d\d?)?\})?)*\$?", re.ASCII)
@@ -284,10 +286,19 @@ def _violation(document: Any, contract: Contract) -> tuple[Reason, str] | None:
     errors = contract.validator.iter_errors(document)
     error = min(errors, key=lambda error: (error.json_path, error.message), default=None)
     if error is not None:
-        detail = f"{error.json_path}: {error.message[:500]} (contract {contract.reference})"
+        detail = f"{error.json_path}: {_message(error, contract)} (contract {contract.reference})"
         return Reason.SCHEMA_VIOLATION, detail
     overflow = _out_of_int64(document, contract)
     return None if overflow is None else (Reason.SCHEMA_VIOLATION, overflow)
+
+
+def _message(error: jsonschema.ValidationError, contract: Contract) -> str:
+    """Say how a rule is broken; the validator quotes the value, which is left out where it is personal."""
+    # At the root, it is the whole payload that is quoted.
+    is_shown = error.absolute_path[0] not in contract.personal if error.absolute_path else error.validator != "type"
+    if is_shown or not contract.personal:
+        return error.message[:500]
+    return f"{MASK} breaks `{error.validator}` {json.dumps(error.validator_value)[:500]}"
 
 
 def _coerce(value: Any, field: Mapping[str, Any]) -> Any:
@@ -311,7 +322,8 @@ def _out_of_int64(document: dict[str, Any], contract: Contract) -> str | None:
             # The parser makes a float of what has a point or is beyond 64 bits: from 2^53 on it may be another number.
             is_too_large = isinstance(item, float) and abs(item) >= _EXACT_FLOAT
             if is_too_large or (isinstance(item, int) and not -(2**63) <= item < 2**63):
-                return f"$.{name}: {item} does not fit 64 bits, expected {-(2**63)} to {2**63 - 1}"
+                shown = MASK if name in contract.personal else item
+                return f"$.{name}: {shown} does not fit 64 bits, expected {-(2**63)} to {2**63 - 1}"
     return None
 
 

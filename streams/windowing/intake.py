@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from schemas.row import Reason
+from schemas.row import MASK, Reason
 from schemas.time import END_OF_TIME_US, MINUS_INFINITY_US, format_rfc3339
 from schemas.view import FeatureView
 from streams.windowing.admission import Rejections
@@ -147,7 +147,8 @@ def explain_duplicate(view: FeatureView, row: int, batch: InputBatch, rejections
     if view.input.is_repartitioned:
         source = view.input.source(batch.table.column("_source")[row].as_py())
     event_id = batch.table.column(source.event_id)[row].as_py()
-    detail = f"`{source.event_id}` {event_id!r} was admitted before, less than {source.dedup_window} apart"
+    shown = MASK if source.event_id in source.schema.personal else repr(event_id)
+    detail = f"`{source.event_id}` {shown} was admitted before, less than {source.dedup_window} apart"
     rejections.add(row, Reason.DUPLICATE, detail)
 
 

@@ -309,3 +309,30 @@ def test_a_row_that_one_view_had_counted_is_sent_again_for_the_other_alone(bench
     refused = json.loads(redrive("--max-redrives", "1").stdout)[0]
     assert refused["sent"] == 0
     assert refused["skipped"]["sent 1 times already (`--max-redrives` allows more)"] == 1
+
+
+def test_what_a_contract_marks_as_personal_is_shown_where_it_is_asked_for_alone(
+    letters: Letters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contract = json.loads((Path.cwd() / "schemas" / "events" / "shop_event@1.json").read_bytes())
+    contract["properties"]["user_id"]["x-pii"] = True
+    (tmp_path / "schemas" / "events").mkdir(parents=True)
+    (tmp_path / "schemas" / "events" / "private_event@1.json").write_text(json.dumps(contract))
+    application = letters.application.read_text().replace("shop_event@1", "private_event@1")
+    letters.application.write_text(application)
+    monkeypatch.chdir(tmp_path)
+    value = json.dumps({"user_id": "u1-secret", "amount": 5}).encode()
+    letters.write(offset=1, value=value, detail="$.user_id: 'u1-secret' is too long")
+    (entry,) = json.loads(letters.run("list", "--json").stdout)
+    shown = letters.run("show", entry["letter"])
+    for text in (letters.run("list").stdout, json.dumps(entry), shown.stdout):
+        assert "***" in text
+        assert "secret" not in text
+        assert "u1" not in text
+    assert json.loads(letters.run("show", entry["letter"], "--json").stdout)["value"] == {"user_id": "***", "amount": 5}
+    revealed = json.loads(letters.run("show", entry["letter"], "--json", "--reveal").stdout)
+    assert (revealed["key"], revealed["value"]["user_id"]) == ("u1", "u1-secret")
+    assert "u1-secret" in letters.run("list", "--reveal").stdout
+    # What is sent again is the record itself.
+    assert letters.redrive()["sent"] == 1
+    assert [(key, sent) for _, key, sent, _ in letters.sent()] == [(b"u1", value)]

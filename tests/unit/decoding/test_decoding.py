@@ -434,3 +434,45 @@ def test_the_validator_decides_each_row(values: list[bytes | None]) -> None:
         for name in ("x", "free"):
             document[name] = None if document.get(name) is None else float(document[name])
         assert row == {name: document.get(name) for name in CONTRACT.fields}
+
+
+PERSONAL = Contract(
+    "personal@1",
+    {
+        "type": "object",
+        "properties": {
+            "email": {"type": "string", "pattern": "^[^@]+@[^@]+$", "maxLength": 40, "x-pii": True},
+            "phone": {"type": ["integer", "null"], "x-pii": True},
+            "names": {"type": "array", "items": {"type": "string", "minLength": 3, "x-pii": True}},
+            "n": {"type": "integer"},
+        },
+        "required": ["email"],
+    },
+)
+HIDDEN = "hidden"
+
+
+@pytest.mark.parametrize(
+    ("payload", "detail"),
+    [
+        ({"email": HIDDEN}, '$.email: *** breaks `pattern` "^[^@]+@[^@]+$" (contract personal@1)'),
+        ({"email": [HIDDEN]}, '$.email: *** breaks `type` "string" (contract personal@1)'),
+        ({"email": "a@b", "names": [HIDDEN, 7]}, '$.names[1]: *** breaks `type` "string" (contract personal@1)'),
+        ({"email": "a@b", "phone": HIDDEN}, '$.phone: *** breaks `type` ["integer", "null"] (contract personal@1)'),
+        ({"email": "a@b", "phone": 2**70}, f"$.phone: *** does not fit 64 bits, expected {-(2**63)} to {2**63 - 1}"),
+        ([HIDDEN], '$: *** breaks `type` "object" (contract personal@1)'),
+        ({"phone": HIDDEN}, None),
+        ({"email": "a@b", "n": "five"}, "$.n: 'five' is not of type 'integer' (contract personal@1)"),
+    ],
+)
+def test_a_personal_value_is_in_no_detail(payload: Any, detail: str | None) -> None:
+    rejected = decode(make_batch([json.dumps(payload).encode()]), PERSONAL).rejected
+    (told,) = rejected["detail"].to_pylist()
+    assert HIDDEN not in told
+    assert told == detail or (detail is None and told.startswith("$: 'email' is a required property"))
+
+
+def test_what_does_not_parse_is_not_quoted() -> None:
+    for payload in (HIDDEN.encode(), b'{"email": "' + HIDDEN.encode(), b"\xff" + HIDDEN.encode()):
+        (told,) = decode(make_batch([payload]), PERSONAL).rejected["detail"].to_pylist()
+        assert HIDDEN not in told

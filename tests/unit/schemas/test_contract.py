@@ -188,3 +188,13 @@ def test_a_nullable_field_whose_enum_leaves_null_out_is_not_nullable() -> None:
     contract = Contract("shop@1", {"type": "object", "properties": fields})
 
     assert (contract.is_nullable("a"), contract.is_nullable("b")) == (False, True)
+
+
+def test_that_a_field_is_personal_is_no_rule_and_is_yes_or_no() -> None:
+    fields = {"email": {"type": "string", "x-pii": True}, "names": {"type": "array", "items": {"type": "string"}}}
+    marked = Contract("c@1", {"type": "object", "properties": fields})
+    plain = Contract("c@1", {"type": "object", "properties": {**fields, "email": {"type": "string"}}})
+    assert (marked.personal, plain.personal) == ({"email"}, frozenset())
+    assert marked.definition == plain.definition
+    with pytest.raises(ConfigError, match="field `email` has `x-pii` 'yes', expected true or false"):
+        Contract("c@1", {"type": "object", "properties": {"email": {"type": "string", "x-pii": "yes"}}})
