@@ -9,6 +9,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any, Final
@@ -162,18 +163,17 @@ def _observe(settings: Settings, workers: Supervisor, *, seconds: float, tell: T
     watched = Watched(stream.users[:: KEYS // _WATCHED].to_pylist())
     ended = threading.Event()
     tell(f"{EVENTS_PER_S:,} events/s for {seconds:.0f} s")
-    threads = [
-        threading.Thread(target=_produce, args=(producer, stream, watched, seconds, ended)),
-        threading.Thread(target=_read_scores, args=(brokers, watched, ended)),
-    ]
-    for thread in threads:
-        thread.start()
-    try:
-        asyncio.run(_read_online(settings.address("redis"), watched, ended))
-    finally:
-        ended.set()
-        for thread in threads:
-            thread.join()
+    with ThreadPoolExecutor(max_workers=2) as threads:
+        running = [
+            threads.submit(_produce, producer, stream, watched, workers, seconds=seconds, ended=ended, brokers=brokers),
+            threads.submit(_read_scores, brokers, watched, ended),
+        ]
+        try:
+            asyncio.run(_read_online(settings.address("redis"), watched, ended))
+        finally:
+            ended.set()
+        for thread in running:
+            thread.result()
     for line in workers.check():
         msg = f"a worker ended while it was measured: {line}"
         raise ServiceError(msg)
@@ -198,7 +198,17 @@ def _wait_until_caught_up(brokers: str, workers: Supervisor) -> None:
         time.sleep(_TICK_S)
 
 
-def _produce(producer: Any, stream: EventStream, watched: Watched, seconds: float, ended: threading.Event) -> None:
+def _produce(
+    producer: Any,
+    stream: EventStream,
+    watched: Watched,
+    workers: Supervisor,
+    *,
+    seconds: float,
+    ended: threading.Event,
+    brokers: str,
+) -> None:
+    """Send events at their rate, and end when all of them are scored: those that take long count like the others."""
     began_s = time.monotonic()
     try:
         for events in paced(stream, seconds=seconds):
@@ -209,6 +219,7 @@ def _produce(producer: Any, stream: EventStream, watched: Watched, seconds: floa
             if ended.is_set():
                 return
         producer.flush()
+        _wait_until_caught_up(brokers, workers)
         ended.wait(_SETTLE_S)
     finally:
         ended.set()

@@ -13,6 +13,7 @@ from infra.local.process import exit_code, read_lines, spawn, telling_lines
 from jobs.bench.job import make_view
 from jobs.settings import Settings
 from schemas.errors import ServiceError
+from streams.transport.options import Delivery
 
 PARTITIONS: Final = 4
 _GRACE_S: Final = 15.0
@@ -25,16 +26,21 @@ class LiveWorker:
     Args:
         settings: Settings of the run.
         name: Name of the view, the application and the log; new in this run.
+        delivery: What it guarantees.
 
     Attributes:
         view: The view that it computes.
     """
 
-    def __init__(self, settings: Settings, name: str) -> None:
+    def __init__(self, settings: Settings, name: str, *, delivery: Delivery = Delivery.EXACTLY_ONCE) -> None:
         self.view = replace(make_view("latest"), name=name)
         self._application = settings.home / f"{name}.py"
         self._log = settings.home / "logs" / f"{name}.log"
-        self._environment = {**settings.environment, "HEADRACE_APP": str(self._application)}
+        self._environment = {
+            **settings.environment,
+            "HEADRACE_APP": str(self._application),
+            "HEADRACE_DELIVERY": str(delivery),
+        }
         self._consumer = Consumer(
             {
                 "bootstrap.servers": settings.address("kafka"),

@@ -29,6 +29,7 @@ from jobs.settings import Settings
 from jobs.topics import ensure_topics, plan_topics
 from schemas.errors import ServiceError
 from schemas.view import FeatureView
+from streams.transport.options import Delivery
 from streams.wire import decode_rows
 
 _SECONDS: Final = 600.0
@@ -110,7 +111,7 @@ def run(*, quick: bool, tell: Tell) -> list[Figure]:
     """
     seconds = _QUICK_SECONDS if quick else _SECONDS
     with own_services(["kafka", "redis"]) as settings:
-        top = Rig("exactly_once")
+        top = Rig(Delivery.EXACTLY_ONCE)
         bench = Bench(settings, n_events=_QUICK_TOP_EVENTS if quick else _TOP_EVENTS, tell=tell)
         bench.produce()
         bench.run(top)

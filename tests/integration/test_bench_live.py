@@ -2,13 +2,15 @@
 
 import pytest
 
-from jobs.bench import live, soak
+from jobs.bench import latency, live, soak
 
 
 def test_each_round_is_checked_and_figures_stand_beside_the_ceiling_and_the_peer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(live, "_QUICK", live.Size(events=300_000, peer_events=300, rounds=1, latency_s=4.0))
+    monkeypatch.setattr(live, "_QUICK", live.Size(events=200_000, peer_events=300, rounds=1, latency_s=4.0))
+    monkeypatch.setattr(latency, "EVENTS_PER_S", 1_000)
+    monkeypatch.setattr(latency, "KEYS", 1_000)
     told: list[str] = []
 
     figures = {figure.name: figure for figure in live.run(quick=True, tell=told.append)}
@@ -18,6 +20,9 @@ def test_each_round_is_checked_and_figures_stand_beside_the_ceiling_and_the_peer
         "live.stock_faust",
         "live.exactly_once",
         "live.exactly_once.cpu",
+        "live.at_least_once",
+        "live.at_least_once.cpu",
+        "live.times_at_least_once",
         "live.times_stock_faust",
         "live.event_to_redis.p99",
         "live.event_to_score.p99",
