@@ -276,7 +276,7 @@ def _meant_for(read: ReadRows, views: Set[str]) -> pa.Table:
 def _with_origin(rows: pa.Table, read: ReadRows) -> pa.Table:
     """Let ``broker_time`` say when the record that made each row came to the broker, and name a routed one."""
     made_by = rows.column("source_offset").to_numpy()
-    column = pa.array(read.arrived_us(made_by)).cast(TIMESTAMP)
+    column = read.arrived_us(made_by).cast(TIMESTAMP)
     rows = rows.set_column(rows.schema.get_field_index("broker_time"), rows.schema.field("broker_time"), column)
     for name, origin in read.origins(made_by).items():
         rows = rows.append_column(ORIGIN_COLUMNS.field(name), origin)

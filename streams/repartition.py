@@ -62,7 +62,7 @@ class RouteState:
     Attributes:
         next_offset: Source offset that is routed next.
         watermark_us: Watermark of the partition.
-        broker_time_us: When its newest row came to the broker.
+        broker_time_us: When its newest row came to the broker; 0: it has had none.
         is_idle: Whether it was idle.
         told_us: The watermark that every partition of the repartition topic has been told.
         is_told_idle: Whether they have been told that it is idle; None where they have been told nothing.
@@ -261,16 +261,18 @@ class Router:
     def heartbeat(self) -> bytes | None:
         """Make the record that tells every partition of the repartition topic how far this one is; None: no news.
 
-        It must be written, and :attr:`state` with it.
+        It says when the row came that moved the watermark so far; null where none did: the partition is silent, or was
+        from the start. It must be written, and :attr:`state` with it.
         """
         if not self.has_news:
             return None
         self._told = self._admission.watermark_us, self._is_idle
         is_known = self._admission.watermark_us > MINUS_INFINITY_US
+        is_made_by_row = self._broker_time_us and not self._is_idle
         (value,) = self._envelopes(
             1,
             offset=[self.next_offset - 1],
-            broker_time_us=[self._broker_time_us],
+            broker_time_us=[self._broker_time_us if is_made_by_row else None],
             watermark_us=[self._admission.watermark_us if is_known else None],
             is_idle=[self._is_idle],
         )
@@ -290,8 +292,8 @@ class ReadRows(Protocol):
     rejected: pa.Table
     addressed: dict[int, frozenset[str]]
 
-    def arrived_us(self, offsets: NDArray[np.int64]) -> NDArray[np.int64]:
-        """When the records at these offsets of the topic that was read came to the broker."""
+    def arrived_us(self, offsets: NDArray[np.int64]) -> pa.Array:
+        """When the records at these offsets of the topic that was read came to the broker; null where none did."""
 
     def record(self, offset: int) -> tuple[RawBatch, int]:
         """The record of a source behind an offset of the topic that was read: a batch, and its position there."""
@@ -310,9 +312,9 @@ class SourceRows:
         self._batch = batch
         self._arrived_us = arrival_times_us(batch)
 
-    def arrived_us(self, offsets: NDArray[np.int64]) -> NDArray[np.int64]:
+    def arrived_us(self, offsets: NDArray[np.int64]) -> pa.Array:
         """When the records at these offsets came to the broker."""
-        return self._arrived_us[np.searchsorted(self._batch.offsets, offsets)]
+        return pa.array(self._arrived_us[np.searchsorted(self._batch.offsets, offsets)])
 
     def record(self, offset: int) -> tuple[RawBatch, int]:
         """The record at an offset: the batch, and its position there."""
@@ -346,7 +348,9 @@ class RepartitionedRows:
         self._payloads = [parts[at][2] if parts[at][1] else None for at in own.tolist()]
         self._headers = [_headers_of_text(headers) for headers in self._envelopes.column("headers").to_pylist()]
         self.addressed = find_addressed(self._offsets, self._headers)
-        self._arrived_us = self._envelopes.column("broker_time_us").to_numpy().copy()
+        arrived_us = self._envelopes.column("broker_time_us")
+        self._arrived_us = arrived_us.fill_null(0).to_numpy().copy()
+        self._is_arrival_unknown = arrived_us.is_null().to_numpy()
         self._place = place
         schema = record_schema(view_input)
         topic = self._envelopes.column("topic")
@@ -409,10 +413,10 @@ class RepartitionedRows:
         at: NDArray[np.int64] = np.searchsorted(self._offsets, offsets)
         return at
 
-    def arrived_us(self, offsets: NDArray[np.int64]) -> NDArray[np.int64]:
-        """When the records behind these offsets came to the broker from their producers."""
-        arrived_us: NDArray[np.int64] = self._arrived_us[self._at(offsets)]
-        return arrived_us
+    def arrived_us(self, offsets: NDArray[np.int64]) -> pa.Array:
+        """When the records behind these offsets came to the broker from their producers; null of silence."""
+        at = self._at(offsets)
+        return pa.array(self._arrived_us[at], mask=self._is_arrival_unknown[at])
 
     def record(self, offset: int) -> tuple[RawBatch, int]:
         """The record of a source behind an offset: a batch, and its position there."""

@@ -173,6 +173,7 @@ def test_a_silent_partition_holds_windows_open_until_it_is_idle_and_says_so_once
     assert sorted({parse_rfc3339_us(row["window_end"]) for row in rows}) == closed
     assert {row["n_1m"] for row in rows} == {30}
     assert {(row["origin_topic"], row["origin_partition"]) for row in rows} == {(bench.topic, 1)}
+    assert {row["broker_time"] for row in rows} == {None}, "silence came to the broker at no time"
     bench.kill()
     bench.start()
     bench.send_events(100, partition=1)

@@ -3,6 +3,7 @@
 import itertools
 import json
 from dataclasses import asdict
+from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
@@ -189,6 +190,41 @@ def test_a_partition_is_idle_when_it_has_been_silent_for_the_timeout_and_no_long
     assert heartbeat(again) is None, "a restart does not wake an idle partition"
     route(again, make_batch([event(11)], topic="test.events", first_offset=1), now_us=20 * SECOND_US)
     assert (heartbeat(again) or {})["is_idle"] is False
+
+
+ARRIVED = datetime(2026, 1, 1, tzinfo=UTC)
+ARRIVED_US = int(ARRIVED.timestamp()) * SECOND_US
+
+
+@pytest.mark.parametrize(
+    ("rows", "is_idle", "broker_time"),
+    [([], True, None), ([b"{"], True, None), ([event(1)], True, None), ([event(90)], False, ARRIVED)],
+    ids=["never a row", "none that passes", "no further row", "a row for another partition"],
+)
+def test_what_a_heartbeat_fires_is_as_old_as_the_row_that_moved_the_watermark_and_of_no_age_where_silence_did(
+    rows: list[bytes], *, is_idle: bool, broker_time: datetime | None
+) -> None:
+    source = make_source(key="", idle_timeout="10s")
+    features = {"n": count().over("1m")}
+    view = FeatureView(
+        "v", version=1, entity=Entity("thing", key="key"), source=source, slide="1m", features=features, emit="on_close"
+    )
+    busy, other = (Router(source, view.input, partition=number, n_partitions=2) for number in range(2))
+    records = [
+        (None, other.heartbeat()),
+        *sent_by(busy, source, make_batch([event(10), event(70)], topic=source.topic)),
+    ]
+    if rows:
+        sent_by(other, source, make_batch(rows, topic=source.topic, broker_time_us=ARRIVED_US))
+    other.poll_idle(processing_time_us=0, is_caught_up=True)
+    other.poll_idle(processing_time_us=60 * SECOND_US if is_idle else 0, is_caught_up=True)
+    assert other.state.is_idle is is_idle
+    records.append((None, other.heartbeat()))
+
+    pipeline = PartitionPipeline(view.input, [view], partition=0)
+    batch = make_batch([value for _, value in records], keys=[key for key, _ in records], topic=view.input.topic)
+    fired = pipeline.process(batch, processing_time_us=0, computed_time_us=0, epoch=1).rows["v"]
+    assert [(row["n"], row["broker_time"]) for row in fired.to_pylist()] == [(1, broker_time)]
 
 
 def test_rows_that_wait_are_no_silence() -> None:
