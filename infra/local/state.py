@@ -66,7 +66,7 @@ def read_state(home: Path) -> dict[str, ServiceRecord]:
     """Read the record of each service, ``{}`` when there is none.
 
     Raises:
-        ServiceError: The file is not one that this version writes.
+        ServiceError: The file is not one that this version writes, or cannot be read.
     """
     path = state_path(home)
     try:
@@ -80,6 +80,12 @@ def read_state(home: Path) -> dict[str, ServiceRecord]:
         return {name: _record(record) for name, record in content["services"].items()}
     except FileNotFoundError:
         return {}
+    except OSError as exc:
+        msg = (
+            f"{home} cannot be used as home of the services ({exc}), expected a directory of your own; set "
+            "HEADRACE_HOME to one"
+        )
+        raise ServiceError(msg) from exc
     except (ValueError, KeyError, TypeError, AttributeError) as exc:
         msg = (
             f"{path} cannot be read ({type(exc).__name__}: {exc}), expected the JSON that `headrace services up` "

@@ -71,6 +71,15 @@ def test_a_damaged_file_is_an_error_that_says_what_to_do(tmp_path: Path, content
         read_state(tmp_path)
 
 
+@pytest.mark.parametrize("place", ["file", "file/below", "occupied"])
+def test_a_home_that_cannot_be_read_is_an_error_that_says_what_to_do(tmp_path: Path, place: str) -> None:
+    (tmp_path / "file").touch()
+    state_path(tmp_path / "occupied").mkdir(parents=True)
+
+    with pytest.raises(ServiceError, match=rf"{place} cannot be used as home .* set HEADRACE_HOME to one"):
+        read_state(tmp_path / place)
+
+
 def test_what_may_still_run_is_named_when_the_file_is_damaged(tmp_path: Path) -> None:
     state_path(tmp_path).write_text("{", encoding="utf-8")
     script = "import sys; print('up', flush=True); sys.stdin.read()"
