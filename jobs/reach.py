@@ -1,7 +1,7 @@
 """Asks a service whether it is there, before a client library tries for long and tells about each try."""
 
 from infra.local.health import check_kafka, check_redis
-from infra.local.port import accepts_connections
+from infra.local.port import accepts_connections, without_login
 from infra.local.process import wait_until
 from schemas.errors import ServiceError
 
@@ -43,7 +43,7 @@ def reach_redis(url: str) -> None:
         check_redis(url, timeout_s=_TIMEOUT_S)
     except ServiceError as exc:
         msg = (
-            f"no Redis answers at {url}: {exc}; `headrace services up` starts one, HEADRACE_REDIS names another one, "
-            "`headrace services status` shows what runs"
+            f"no Redis answers at {without_login(url)}: {exc}; `headrace services up` starts one, HEADRACE_REDIS names "
+            "another one, `headrace services status` shows what runs"
         )
         raise ServiceError(msg) from exc
