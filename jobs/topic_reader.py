@@ -15,6 +15,7 @@ _BATCH_ROWS = 50_000
 _RETRY_S = 0.1
 _SILENT = 2
 """Only what is critical: librdkafka tells each try to connect as an error, and the error that counts is raised."""
+_UNKNOWN = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION)
 _NOT_YET = (KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE)
 
 
@@ -62,8 +63,7 @@ def read_topic(brokers: str, topic: str, *, start_offsets: Mapping[int, int] | N
             for number, partition_rows in rows.items():
                 yield to_columns((topic, number), partition_rows)
     except KafkaException as exc:
-        msg = f"topic {topic} at {brokers} cannot be read: {exc.args[0].str()}; see `headrace services status`"
-        raise ServiceError(msg) from exc
+        raise _unreadable(brokers, topic, exc) from exc
     finally:
         consumer.close()
 
@@ -81,10 +81,20 @@ def end_offsets(brokers: str, topic: str) -> dict[int, int]:
             raise KafkaException(found.error)
         return {number: _end_offset(consumer, TopicPartition(topic, number)) for number in found.partitions}
     except KafkaException as exc:
-        msg = f"topic {topic} at {brokers} cannot be read: {exc.args[0].str()}; see `headrace services status`"
-        raise ServiceError(msg) from exc
+        raise _unreadable(brokers, topic, exc) from exc
     finally:
         consumer.close()
+
+
+def _unreadable(brokers: str, topic: str, exc: KafkaException) -> ServiceError:
+    if exc.args[0].code() in _UNKNOWN:
+        return ServiceError(
+            f"there is no topic {topic} at {brokers}, expected it made already; run `headrace topics apply` "
+            "(or `up`, or a worker), or see whether HEADRACE_APP is the application whose topics these are"
+        )
+    return ServiceError(
+        f"topic {topic} at {brokers} cannot be read: {exc.args[0].str()}; see `headrace services status`"
+    )
 
 
 def _end_offset(consumer: Consumer, tp: TopicPartition) -> int:
