@@ -132,6 +132,7 @@ class Demo:
                 raise ConfigError(msg)
 
     def _train(self) -> None:
+        self._say("Training late_arrival on what is in Delta")
         card = train_late_arrival(
             self._settings.delta, self._settings.model_repository, created_us=time.time_ns() // 1_000
         )
@@ -232,13 +233,21 @@ class Demo:
     def _sum_up(self, board: Scoreboard, *, live: Quality, scored_from: Mapping[int, int]) -> bool:
         self._say("Adding up what is on the topics, in Redis and in Delta")
         with self._console.status("Adding up") as status:
+
+            def tell(line: str) -> None:
+                # Without a terminal nobody sees the status, and for minutes nothing else would be said.
+                if self._console.is_terminal:
+                    status.update(line)
+                else:
+                    self._console.print(f"  {line}", highlight=False)
+
             checks = run_audit(
                 self._application,
                 brokers=self._brokers,
                 redis_url=self._settings.address("redis"),
                 delta=self._settings.delta,
                 scored_from={LATE_ARRIVAL.name: scored_from},
-                tell=status.update,
+                tell=tell,
             )
         sent = [
             Check(

@@ -63,7 +63,10 @@ class DemoView:
         sent = self._sent_before + (self._progress.sent if self._progress else 0)
         done = samples.total("headrace_batch_rows_sum", role="features")
         rate = self._rate("headrace_batch_rows_sum", role="features")
-        facts.append(("events", f"{sent:,} sent, {done:,.0f} in features, {rate:,.0f}/s"))
+        # More than were sent: what goes by way of a repartition topic is read twice.
+        facts.append(
+            ("events", f"{sent:,} sent; {done:,.0f} records read for features, with repartition, {rate:,.0f}/s")
+        )
         if (watermark := self._watermark()) is not None:
             lag = f", {_span(self._progress.known_us / 1e6 - watermark)} behind" if self._progress else ""
             facts.append(("watermark", f"{_moment(watermark)}{lag}"))

@@ -1,10 +1,12 @@
+from collections.abc import Callable
 from datetime import UTC, datetime
 from io import StringIO
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from rich.console import Console
 
+from jobs.audit import Check
 from jobs.flights import demo as demo_module
 from jobs.flights.demo import Demo, Plan
 from jobs.role import Role
@@ -26,7 +28,7 @@ def demo(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Demo:
     monkeypatch.setattr(demo_module, "scrape", lambda _: Samples())
     monkeypatch.setattr(demo_module, "_REFRESH_S", 0.0)
     settings = Settings.from_environment(
-        {"HEADRACE_HOME": str(tmp_path), "HEADRACE_KAFKA": "a:1", "HEADRACE_APP": "jobs.flights"}
+        {"HEADRACE_HOME": str(tmp_path), "HEADRACE_KAFKA": "a:1", "HEADRACE_REDIS": "redis://a:1/0"}
     )
     plan = Plan(train_until=DAY, live_until=DAY, until=DAY, live_speed=1, late_share=0, invalid_share=0)
     supervisor: Any = FakeSupervisor()
@@ -57,3 +59,29 @@ def test_workers_that_do_not_come_to_an_end_are_named(demo: Demo, monkeypatch: p
     monkeypatch.setattr(demo_module, "is_caught_up", lambda _, group, __: "features" in group)
     with pytest.raises(ServiceError, match="offline, online are not done"):
         demo._wait_until_drained([Role.OFFLINE, Role.ONLINE, Role.FEATURES])
+
+
+def said(demo: Demo) -> str:
+    file = demo._console.file
+    assert isinstance(file, StringIO)
+    return file.getvalue()
+
+
+def test_what_takes_minutes_is_said_when_it_begins_even_where_there_is_no_terminal(
+    demo: Demo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def train(*_: object, **__: object) -> None:
+        assert "Training late_arrival" in said(demo)
+        raise InterruptedError
+
+    def audit(*_: object, tell: Callable[[str], object], **__: object) -> list[Check]:
+        tell("a_view: reading a.topic")
+        assert "a_view: reading a.topic\n" in said(demo)
+        raise InterruptedError
+
+    monkeypatch.setattr(demo_module, "train_late_arrival", train)
+    monkeypatch.setattr(demo_module, "run_audit", audit)
+    with pytest.raises(InterruptedError):
+        demo._train()
+    with pytest.raises(InterruptedError):
+        demo._sum_up(cast(Any, None), live=cast(Any, None), scored_from={})
