@@ -1,5 +1,7 @@
 """State of an engine as bytes: Arrow IPC streams, each of which names its format, its view and what part it is.
 
+A checksum (CRC-32) follows the stream: a part that was damaged is refused, never misread.
+
 There are three kinds of part. A *whole* is all of the state; a *bucket* all of the state of the keys that fall into it
 (:mod:`streams.windowing.bucket`); *changes* are what has changed since the changes before. Changes are numbered from 1
 on, and a whole or a bucket carries the number of the changes that it follows: it holds what they and all before them
@@ -11,6 +13,7 @@ not listed: the horizon of tiles and the watermark, which every part carries, te
 """
 
 import json
+import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -21,9 +24,10 @@ import pyarrow as pa
 from schemas.errors import StateVersionError
 from streams.windowing.bucket import N_BUCKETS
 
-FORMAT_VERSION: Final = 2
+FORMAT_VERSION: Final = 3
 _SCHEMA: Final = pa.schema([pa.field("section", pa.string()), pa.field("content", pa.large_binary())])
 _OPTIONS: Final = pa.ipc.IpcWriteOptions(compression="zstd")
+_CHECKSUM_BYTES: Final = 4
 
 
 class PartKind(StrEnum):
@@ -94,15 +98,15 @@ def write_part(header: PartHeader, content: Content, *, identity: dict[str, str]
     contents = [_pack(table).to_pybytes() for table in tables.values()]
     packed = pa.table([list(tables), contents], schema=_SCHEMA.with_metadata(metadata))
     blob: bytes = _pack(packed, _OPTIONS).to_pybytes()
-    return blob
+    return blob + _checksum(blob)
 
 
 def read_header(blob: bytes, *, identity: dict[str, str] | None = None) -> PartHeader:
     """Tell what a part is, which does not read what it holds.
 
     Raises:
-        StateVersionError: It is no part, of another format version, or of another view, definition or partition than
-            ``identity`` says.
+        StateVersionError: It is no part, damaged, of another format version, or of another view, definition or
+            partition than ``identity`` says.
     """
     metadata = _metadata(blob, identity or {})
     kind, bucket = PartKind(metadata["kind"]), metadata["bucket"]
@@ -116,20 +120,21 @@ def read_part(blob: bytes, *, identity: dict[str, str]) -> Content:
         StateVersionError: As for :func:`read_header`.
     """
     metadata = _metadata(blob, identity)
-    try:
-        packed = pa.ipc.open_stream(pa.py_buffer(blob)).read_all()
-    except (pa.ArrowInvalid, OSError) as exc:
-        raise _unreadable(exc) from exc
+    packed = pa.ipc.open_stream(pa.py_buffer(blob)).read_all()
     sections = zip(packed.column("section").to_pylist(), packed.column("content"), strict=True)
     tables = {name: pa.ipc.open_stream(content.as_buffer()).read_all() for name, content in sections}
     return Content(json.loads(metadata["facts"]), tables)
 
 
 def _metadata(blob: bytes, identity: dict[str, str]) -> dict[str, str]:
-    try:
-        schema = pa.ipc.open_stream(pa.py_buffer(blob)).schema
-    except (pa.ArrowInvalid, OSError) as exc:
-        raise _unreadable(exc) from exc
+    stream, checksum = memoryview(blob)[:-_CHECKSUM_BYTES], blob[-_CHECKSUM_BYTES:]
+    if checksum != _checksum(stream):
+        msg = (
+            f"state snapshot of {len(blob)} bytes is damaged, or of another format than {FORMAT_VERSION}: its checksum "
+            f"is {checksum.hex() or 'missing'}, expected {_checksum(stream).hex()}; rebuild the state from the log"
+        )
+        raise StateVersionError(msg)
+    schema = pa.ipc.open_stream(pa.py_buffer(blob)).schema
     metadata = {key.decode(): value.decode() for key, value in (schema.metadata or {}).items()}
     for name, expected in {"format_version": str(FORMAT_VERSION), **identity}.items():
         if metadata.get(name) != expected:
@@ -141,10 +146,8 @@ def _metadata(blob: bytes, identity: dict[str, str]) -> dict[str, str]:
     return metadata
 
 
-def _unreadable(exc: Exception) -> StateVersionError:
-    return StateVersionError(
-        f"state snapshot can't be read ({exc}), expected an Arrow IPC stream; rebuild the state from the log"
-    )
+def _checksum(stream: bytes | memoryview) -> bytes:
+    return zlib.crc32(stream).to_bytes(_CHECKSUM_BYTES, "big")
 
 
 def newest_first(headers: Iterable[PartHeader]) -> tuple[list[int], int]:

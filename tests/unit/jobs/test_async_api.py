@@ -1,11 +1,6 @@
-"""The AsyncAPI document of an application's topics.
-
-``asyncapi-3.0.0.json`` is the JSON Schema of AsyncAPI documents as the AsyncAPI Initiative publishes it
-(github.com/asyncapi/spec-json-schemas, Apache-2.0), with the white space left out.
-"""
+"""The AsyncAPI document of an application's topics."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -17,7 +12,59 @@ from jobs.async_api import describe_topics
 from jobs.commands import app
 from jobs.topics import application_topics
 
-SCHEMA: dict[str, Any] = json.loads((Path(__file__).parent / "asyncapi-3.0.0.json").read_bytes())
+TEXT = {"type": "string"}
+DOCUMENT = {
+    "type": "object",
+    "required": ["asyncapi", "info"],
+    "properties": {
+        "asyncapi": {"const": "3.0.0"},
+        "info": {"type": "object", "required": ["title", "version"], "properties": {"title": TEXT, "version": TEXT}},
+        "defaultContentType": TEXT,
+        "channels": {
+            "additionalProperties": {
+                "type": "object",
+                "properties": {
+                    "address": TEXT,
+                    "description": TEXT,
+                    "bindings": {"type": "object"},
+                    "messages": {
+                        "additionalProperties": {
+                            "type": "object",
+                            "properties": {
+                                "name": TEXT,
+                                "title": TEXT,
+                                "summary": TEXT,
+                                "description": TEXT,
+                                "contentType": TEXT,
+                                "headers": {"type": "object"},
+                                "bindings": {"type": "object"},
+                                "payload": {"required": ["schemaFormat", "schema"]},
+                            },
+                            "additionalProperties": False,
+                        }
+                    },
+                },
+                "additionalProperties": False,
+            }
+        },
+        "operations": {
+            "additionalProperties": {
+                "type": "object",
+                "required": ["action", "channel"],
+                "properties": {
+                    "action": {"enum": ["send", "receive"]},
+                    "channel": {"required": ["$ref"]},
+                    "summary": TEXT,
+                    "description": TEXT,
+                    "messages": {"type": "array", "items": {"required": ["$ref"]}},
+                },
+                "additionalProperties": False,
+            }
+        },
+    },
+    "additionalProperties": False,
+}
+"""What AsyncAPI 3.0 (asyncapi.com/docs/reference/specification/v3.0.0) asks of the objects that are in ours."""
 
 
 @pytest.fixture(scope="module")
@@ -29,13 +76,16 @@ def document() -> dict[str, Any]:
 
 
 def test_it_is_a_valid_document(document: dict[str, Any]) -> None:
-    jsonschema.Draft7Validator(SCHEMA).validate(document)
+    jsonschema.Draft7Validator(DOCUMENT).validate(document)
 
 
-@pytest.mark.parametrize("part", ["info", "channels"])
-def test_the_schema_of_documents_refuses_one_without_what_it_has_to_have(document: dict[str, Any], part: str) -> None:
-    wrong = {**document, part: {"flights.departed": 1}}
-    assert list(jsonschema.Draft7Validator(SCHEMA).iter_errors(wrong))
+def test_every_reference_leads_somewhere(document: dict[str, Any]) -> None:
+    for operation in document["operations"].values():
+        for reference in [operation["channel"], *operation.get("messages", [])]:
+            found: Any = document
+            for step in reference["$ref"].removeprefix("#/").split("/"):
+                found = found[step]
+            assert found
 
 
 def test_every_topic_is_in_it_with_its_configuration_and_an_operation(document: dict[str, Any]) -> None:

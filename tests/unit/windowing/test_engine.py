@@ -178,11 +178,24 @@ def test_a_snapshot_of_another_format_or_none_at_all_is_refused(monkeypatch: pyt
     blob = WindowEngine(view).snapshot()
     monkeypatch.undo()
 
-    with pytest.raises(StateVersionError, match="has format_version '99', expected '2'"):
+    with pytest.raises(StateVersionError, match="has format_version '99', expected '3'"):
         WindowEngine.restore(view, blob)
     for junk in (b"", b"junk", blob[: len(blob) // 2]):
-        with pytest.raises(StateVersionError, match=r"can't be read .* rebuild the state from the log"):
+        with pytest.raises(StateVersionError, match=r"is damaged, .* rebuild the state from the log"):
             WindowEngine.restore(view, junk)
+
+
+def test_no_damaged_bit_of_a_snapshot_is_overlooked() -> None:
+    view = make_view()
+    engine = WindowEngine(view)
+    engine.step(make_batch(view, random_log(50, seed=7)), processing_time_us=0)
+    blob = engine.snapshot()
+
+    for at in random.Random(5).sample(range(8 * len(blob)), 400):
+        damaged = bytearray(blob)
+        damaged[at // 8] ^= 1 << at % 8
+        with pytest.raises(StateVersionError, match="is damaged"):
+            WindowEngine.restore(view, bytes(damaged))
 
 
 def test_owner_version_and_read_time_ttl_may_change_under_a_snapshot() -> None:
