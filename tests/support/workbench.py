@@ -133,8 +133,10 @@ class Workbench:
         return Counter((partition, offset) for partition in self.sent for offset in range(n_events))
 
     def dead(self) -> list[dict[str, bytes]]:
+        """Facts of dead letters in the order of their records: the partitions of their own topic have none."""
         batches = read_topic(self.brokers, f"dlq.{self.topic}")
-        return [dict(headers or ()) for batch in batches for headers in batch.headers]
+        letters = [dict(headers or ()) for batch in batches for headers in batch.headers]
+        return sorted(letters, key=lambda facts: (int(facts["headrace.partition"]), int(facts["headrace.offset"])))
 
     def forget_group(self) -> None:
         """Delete what the group has committed, as Kafka does with a group that was away for a week."""
