@@ -1,6 +1,7 @@
 """The command ``headrace produce``."""
 
 import json
+import math
 import os
 import signal
 import threading
@@ -51,10 +52,14 @@ def flights(
     speed: Annotated[
         str, typer.Option(metavar="N|max", help="How many times faster than real time, or as fast as possible.")
     ] = "max",
-    late_share: Annotated[float, typer.Option(help="Share of reports that arrive up to 6 hours late.")] = 0.0,
-    invalid_share: Annotated[float, typer.Option(help="Share of reports with a corrupted payload.")] = 0.0,
+    late_share: Annotated[
+        float, typer.Option(min=0, max=1, help="Share of reports that arrive up to 6 hours late.")
+    ] = 0.0,
+    invalid_share: Annotated[
+        float, typer.Option(min=0, max=1, help="Share of reports with a corrupted payload.")
+    ] = 0.0,
     seed: Annotated[int, typer.Option(help="Draws which reports are late or corrupted.")] = 0,
-    partitions: Annotated[int, typer.Option(help="Partitions of topics that are created.")] = DEFAULT_PARTITIONS,
+    partitions: Annotated[int, typer.Option(min=1, help="Partitions of topics that are created.")] = DEFAULT_PARTITIONS,
     brokers: Annotated[
         str | None,
         typer.Option(
@@ -130,11 +135,14 @@ def _check_address(address: str) -> None:
 def _read_speed(text: str) -> float | None:
     if text == "max":
         return None
+    msg = f"--speed is {text!r}, expected a number above 0 such as 3600 (an hour each second), or 'max'"
     try:
-        return float(text)
+        speed = float(text)
     except ValueError as exc:
-        msg = f"--speed is {text!r}, expected a number such as 3600 (an hour each second), or 'max'"
         raise ConfigError(msg) from exc
+    if not 0 < speed < math.inf:
+        raise ConfigError(msg)
+    return speed
 
 
 @contextmanager

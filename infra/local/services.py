@@ -205,6 +205,8 @@ class LocalServices:
             ServiceError: A process survives SIGKILL.
         """
         names = self._known(which)
+        if not self.home.exists():
+            return []
         with locked(self.home):
             return self._end(names)
 

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -226,3 +227,34 @@ def test_a_worker_ends_with_the_process_that_started_it_even_if_that_went_first(
         [sys.executable, "-m", "jobs.cli", *arguments], env=environment, capture_output=True, timeout=120, check=False
     )
     assert ended.returncode == -signal.SIGTERM
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--late-share", "1.5"),
+        ("--invalid-share", "-0.1"),
+        ("--partitions", "0"),
+        *(("--speed", value) for value in ("0", "-1", "inf", "nan", "fast")),
+        ("--from", "yesterday"),
+    ],
+)
+def test_options_of_produce_are_judged_before_kafka_is_looked_for(
+    run: Callable[..., int],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    option: str,
+    value: str,
+) -> None:
+    monkeypatch.setenv("HEADRACE_HOME", "/nothing/runs/here")
+    monkeypatch.delenv("HEADRACE_KAFKA", raising=False)
+    assert run("produce", "flights", option, value) == 2
+    assert option in capsys.readouterr().err
+
+
+def test_to_end_services_where_there_are_none_leaves_no_home(
+    run: Callable[..., int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HEADRACE_HOME", str(tmp_path / "home"))
+    assert run("services", "down") == 0
+    assert not (tmp_path / "home").exists()
