@@ -10,8 +10,8 @@ from schemas.errors import ServiceError
 
 _TIMEOUT_S = 15.0
 _RETRY_S = 0.1
-# A broker that has just started reads its groups first.
-_NOT_YET = (
+# A broker that has just started reads its groups first, and makes the topic of their offsets for the first one.
+NOT_YET = (
     KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
     KafkaError.COORDINATOR_NOT_AVAILABLE,
     KafkaError.NOT_COORDINATOR,
@@ -28,7 +28,7 @@ def committed_offsets(brokers: str, group: str, topic: str) -> dict[int, int]:
     consumer = _consumer(brokers, group)
     try:
         partitions = consumer.list_topics(topic, timeout=_TIMEOUT_S).topics[topic].partitions
-        found = _committed(consumer, [TopicPartition(topic, number) for number in partitions])
+        found = read_committed(consumer, [TopicPartition(topic, number) for number in partitions])
     except KafkaException as exc:
         msg = (
             f"offsets of group {group} at {brokers} cannot be read: {exc.args[0].str()}; see `headrace services status`"
@@ -83,7 +83,12 @@ def _consumer(brokers: str, group: str) -> Consumer:
     )
 
 
-def _committed(consumer: Consumer, partitions: list[TopicPartition]) -> list[TopicPartition]:
+def read_committed(consumer: Consumer, partitions: list[TopicPartition]) -> list[TopicPartition]:
+    """Ask where the group of a consumer stands, until its broker knows.
+
+    Raises:
+        KafkaException: It does not answer.
+    """
     deadline = time.monotonic() + _TIMEOUT_S
     while True:
         try:
@@ -92,7 +97,7 @@ def _committed(consumer: Consumer, partitions: list[TopicPartition]) -> list[Top
                 if tp.error is not None:
                     raise KafkaException(tp.error)
         except KafkaException as exc:
-            if exc.args[0].code() not in _NOT_YET or time.monotonic() > deadline:
+            if exc.args[0].code() not in NOT_YET or time.monotonic() > deadline:
                 raise
             time.sleep(_RETRY_S)
         else:

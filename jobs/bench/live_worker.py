@@ -11,13 +11,13 @@ from confluent_kafka import Consumer, TopicPartition
 
 from infra.local.process import exit_code, read_lines, spawn, telling_lines
 from jobs.bench.job import make_view
+from jobs.consumer_group import read_committed
 from jobs.settings import Settings
 from schemas.errors import ServiceError
 from streams.transport.options import Delivery
 
 PARTITIONS: Final = 4
 _GRACE_S: Final = 15.0
-_TIMEOUT_S: Final = 10.0
 
 
 class LiveWorker:
@@ -77,7 +77,7 @@ class LiveWorker:
             msg = f"the worker ended with exit code {exit_code(self._identity.pid)}; {self._log} ends with:\n{tail}"
             raise ServiceError(msg)
         partitions = [TopicPartition(self.view.input.topic, number) for number in range(PARTITIONS)]
-        return sum(max(0, tp.offset) for tp in self._consumer.committed(partitions, timeout=_TIMEOUT_S))
+        return sum(max(0, tp.offset) for tp in read_committed(self._consumer, partitions))
 
     def cpu_s(self) -> float:
         """Processor time that it has used."""

@@ -24,7 +24,6 @@ from jobs.role import CONSUMERS, Role
 from jobs.topic_reader import read_topic
 from jobs.train import train_late_arrival
 from offline.card import ModelCard
-from schemas.score import SCORES
 from streams import AsyncOnlineStore
 from streams.serving.score import ScoreValue
 from streams.sinks.offline import read_features, table_uri
@@ -112,7 +111,7 @@ def scores(pipeline: RunningPipeline) -> list[dict[str, Any]]:
 
 
 def test_scores_pass_their_published_schema(pipeline: RunningPipeline) -> None:
-    schema = json.loads((SCORES / f"{LATE_ARRIVAL.reference}.json").read_bytes())
+    schema = json.loads(Path("schemas/scores", f"{LATE_ARRIVAL.reference}.json").read_bytes())
     validator = jsonschema.Draft202012Validator(schema, format_checker=jsonschema.FormatChecker())
     found = scores(pipeline)
     assert len(found) > 5_000

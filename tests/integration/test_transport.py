@@ -24,7 +24,7 @@ from streams.agents.worker import consume, consumer_config, create_app
 from streams.batch import RawBatch
 from streams.observability.metrics import Metrics
 from streams.transport.options import ConsumerOptions
-from tests.support.kafka import committed_values, make_group, make_topic, produce
+from tests.support.kafka import committed_values, describe_group, make_group, make_topic, produce
 
 TIMEOUT_S = 40.0
 N_PARTITIONS = 3
@@ -266,8 +266,8 @@ def test_workers_that_join_leave_and_die_under_load_copy_each_record_once(
         """Wait until the group is at rest with ``n`` members."""
 
         def is_stable() -> bool:
-            group = admin.describe_consumer_groups([copiers.group])[copiers.group].result(TIMEOUT_S)
-            return group.state == ConsumerGroupState.STABLE and len(group.members) == n
+            group = describe_group(admin, copiers.group)
+            return group is not None and group.state == ConsumerGroupState.STABLE and len(group.members) == n
 
         assert wait_until(is_stable, timeout_s=TIMEOUT_S), f"the group has not come to {n} members; see {tmp_path}"
 

@@ -4,9 +4,10 @@ import time
 import uuid
 from collections.abc import Sequence
 
-from confluent_kafka import Consumer, Producer
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka import Consumer, KafkaException, Producer
+from confluent_kafka.admin import AdminClient, ConsumerGroupDescription, NewTopic
 
+from jobs.consumer_group import NOT_YET
 from jobs.topic_reader import read_topic
 
 TIMEOUT_S = 30.0
@@ -61,3 +62,13 @@ def join_group(brokers: str, group: str, topic: str) -> Consumer:
         polls += 1
         assert polls < 10 * TIMEOUT_S, f"no partitions of {topic} within {TIMEOUT_S:.0f} s"
     return consumer
+
+
+def describe_group(admin: AdminClient, group: str) -> ConsumerGroupDescription | None:
+    """Describe a consumer group; None while its broker does not know of it yet."""
+    try:
+        return admin.describe_consumer_groups([group])[group].result(TIMEOUT_S)
+    except KafkaException as exc:
+        if exc.args[0].code() in NOT_YET:
+            return None
+        raise

@@ -30,7 +30,7 @@ from jobs.supervisor import Supervisor
 from jobs.topic_reader import read_topic
 from jobs.topics import ensure_topics, plan_topics
 from schemas.topology import connect
-from tests.support.kafka import TIMEOUT_S
+from tests.support.kafka import TIMEOUT_S, describe_group
 
 POLL_S = 0.1
 SHIPPED_MODELS = Path(__file__).parents[2] / "model_repository"
@@ -112,8 +112,8 @@ class RunningPipeline:
     def members(self, role: Role) -> list[int] | None:
         """How many partitions each member of a role's group has; None while it is being balanced."""
         name, _ = self.groups[role]
-        group = self.admin.describe_consumer_groups([name])[name].result(TIMEOUT_S)
-        if group.state != ConsumerGroupState.STABLE:
+        group = describe_group(self.admin, name)
+        if group is None or group.state != ConsumerGroupState.STABLE:
             return None
         return [len(member.assignment.topic_partitions) for member in group.members]
 
