@@ -274,7 +274,7 @@ def test_wrong_arguments_are_refused_before_anything_is_sent(arguments: dict[str
         (["--to", "2013-13-01"], "--to is '2013-13-01'"),
         (["--speed", "fast"], "--speed is 'fast'"),
         (["--from", "2015-01-01"], "no flight event becomes known from 2015-01-01"),
-        (["--late-share", "2"], "`late_share` is 2.0"),
+        (["--speed", "0"], "--speed is '0'"),
     ],
 )
 def test_wrong_options_of_the_command_are_named(options: list[str], message: str) -> None:
