@@ -20,9 +20,9 @@ from typing import Any, Final
 from uuid import uuid4
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from jobs.application import load_application
+from jobs.record_bar import record_bar
 from offline import backfill as engine
 from schemas.errors import ConfigError, ServiceError
 from schemas.view import FeatureView
@@ -117,14 +117,7 @@ class Run:
             HeadraceError: What a partition raises.
         """
         plans = [plan for plan in self.plans if plan.wanted]
-        bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("{task.completed:,.0f} of {task.total:,.0f} records"),
-            TimeRemainingColumn(),
-            console=console,
-            disable=not console.is_terminal,
-        )
+        bar = record_bar(console)
         n_processes = min(workers, len(plans))
         with bar:
             total = bar.add_task(view.name, total=sum(plan.records for plan in plans))

@@ -16,12 +16,12 @@ import pyarrow.dataset as ds
 import typer
 from prometheus_client import CollectorRegistry, Gauge, write_to_textfile
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from jobs.application import load_application
 from jobs.backfill import Source, record_log
 from jobs.reach import reach_redis
+from jobs.record_bar import record_bar
 from jobs.settings import Settings
 from offline.parity import Comparison, Mismatch, Online, compare
 from schemas.errors import ServiceError
@@ -97,14 +97,7 @@ def parity(
 
 def _compare(view: FeatureView, log: RecordLog, **options: Any) -> list[Comparison]:
     console = Console(stderr=True)
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.completed:,.0f} of {task.total:,.0f} records"),
-        TimeRemainingColumn(),
-        console=console,
-        disable=not console.is_terminal,
-    )
+    bar = record_bar(console)
     with bar:
         task = bar.add_task(view.name, total=sum(part.records for part in log.parts().values()))
         return compare(view, log, tell=lambda records: bar.advance(task, records), **options)
