@@ -2,11 +2,12 @@
 
 import json
 import socket
+import sys
 import threading
 from dataclasses import dataclass
 from http.server import ThreadingHTTPServer
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 from urllib.parse import urlsplit
 
 from prometheus_client import MetricsHandler
@@ -52,6 +53,11 @@ class Endpoint:
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Print what went wrong; that a client went away, as Prometheus does after its timeout, is nothing."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
 
 class _ServerOfIPv6(_Server):

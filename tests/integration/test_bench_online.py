@@ -34,7 +34,9 @@ def test_writes_reads_and_memory_are_measured_with_their_bars(quick: bool) -> No
         "online.read_100.round_trips": 1,
     }
     assert figures["online.read_100.round_trips"].value == 1
-    assert all(figure.value > 0 for figure in figures.values())
+    # Processor time of so few rows may be less than a tick of its clock.
+    assert all(figure.value >= 0 for figure in figures.values())
+    assert all(figure.value > 0 for figure in figures.values() if figure.unit != "us of cpu/row")
     for features in ("5", "50"):
         hash_bytes = figures[f"online.memory_of_hash.{features}_features"].value
         assert hash_bytes > 80
