@@ -67,9 +67,9 @@ def backfill(
 ) -> None:
     """Compute the features of records that have been, by the engine of the live path.
 
-    Rows go to a side table first, then in one commit before the live rows that the view's table has: those stay as they
-    are. For each partition it is said which source offsets the history is of, and where live rows begin. Times are
-    record timestamps: what a log can be cut by. The engine reads from the first record that is there, since windows
+    Rows go to files that no reader sees, then in one commit before the live rows that the view's table has: those stay
+    as they are. For each partition it is said which source offsets the history is of, and where live rows begin. Times
+    are record timestamps: what a log can be cut by. The engine reads from the first record that is there, since windows
     reach back. A backfill that was interrupted goes on where it was when it is started again; one that has ended can be
     continued at both of its ends.
     """
@@ -106,7 +106,7 @@ def backfill(
     console = Console(stderr=True)
     directory = settings.home / "backfill" / f"{view.name}-v{view.version}"
     with claimed(directory, by=f"backfill {view.name}"):
-        run = Run.begin(directory, job, plan, restarts=restart)
+        run = Run.begin(directory, job, plan, table=table_uri(target, view), restarts=restart)
         if run.is_resumed:
             console.print(f"going on with the backfill that was begun before ({directory})", soft_wrap=True)
         started_s = time.perf_counter()
@@ -114,7 +114,7 @@ def backfill(
         while to is None and (further := engine.extend_plans(view, log, run.plans, writer=writer)):
             run.replan(further)
             done = run.execute(view, log, workers=workers, console=console)
-        added = engine.finish_backfill(view, run.plans, done, side=run.side, writer=writer)
+        added = engine.finish_backfill(view, run.plans, done, stage=run.stage, writer=writer)
         run.end()
     _print_done(view, run.plans, done, added, target=target, took_s=time.perf_counter() - started_s, as_json=as_json)
 

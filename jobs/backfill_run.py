@@ -1,13 +1,12 @@
 """A run of a backfill: what it has been asked for, how far it is, and the processes that do it.
 
-What is on disk is enough to go on after any of its steps: ``run.json`` says what is done and where the side table is, a
-checkpoint of each partition how far. At the end ``run.json`` is renamed first, which leaves all of it behind at once.
+What is on disk is enough to go on after any of its steps: ``run.json`` says what is done and how its files are called,
+a checkpoint of each partition how far. At the end ``run.json`` is renamed first, which leaves all of it behind at once.
 """
 
 import json
 import os
 import queue
-import shutil
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -16,7 +15,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from multiprocessing import connection, get_context, parent_process
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 from uuid import uuid4
 
 from rich.console import Console
@@ -27,9 +26,7 @@ from offline import backfill as engine
 from schemas.errors import ConfigError, ServiceError
 from schemas.view import FeatureView
 from streams.ports import RecordLog
-from streams.sinks.delta import join_uri
-
-_SIDE: Final = "_backfill"
+from streams.sinks.staging import Stage
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,22 +50,31 @@ class Run:
     Attributes:
         directory: Where it says how far it is.
         job: What was asked for.
-        side: Root of its side table.
+        table: The table that it adds to.
+        name: What its files are called by.
         plans: What is to be done, by partition.
         is_resumed: Whether it was begun before.
     """
 
     directory: Path
     job: Job
-    side: str
+    table: str
+    name: str
     plans: list[engine.PartitionPlan]
     is_resumed: bool
 
     @classmethod
     def begin(
-        cls, directory: Path, job: Job, plan: Callable[[], list[engine.PartitionPlan]], *, restarts: bool
+        cls, directory: Path, job: Job, plan: Callable[[], list[engine.PartitionPlan]], *, table: str, restarts: bool
     ) -> "Run":
         """Go on with what was interrupted, or plan anew.
+
+        Args:
+            directory: Where it says how far it is.
+            job: What is asked for.
+            plan: Says what there is to do.
+            table: The table that is added to.
+            restarts: Whether to give up what was interrupted.
 
         Raises:
             ConfigError: What was interrupted was asked for otherwise.
@@ -76,6 +82,8 @@ class Run:
         """
         path = directory / "run.json"
         if path.exists() and restarts:
+            given_up = json.loads(path.read_bytes())
+            Stage(given_up["table"], name=given_up["name"]).clear()
             path.replace(directory / "ended.json")
         _clear_ended(directory)
         if path.exists():
@@ -88,16 +96,21 @@ class Run:
                 )
                 raise ConfigError(msg)
             plans = [_plan_of(document) for document in found["plans"]]
-            return cls(directory=directory, job=job, side=found["side"], plans=plans, is_resumed=True)
-        side = join_uri(job.target, _SIDE, uuid4().hex)
-        run = cls(directory=directory, job=job, side=side, plans=plan(), is_resumed=False)
+            return cls(directory=directory, job=job, table=table, name=found["name"], plans=plans, is_resumed=True)
+        run = cls(directory=directory, job=job, table=table, name=uuid4().hex, plans=plan(), is_resumed=False)
         run.replan(run.plans)
         return run
+
+    @property
+    def stage(self) -> Stage:
+        """Where its rows go."""
+        return Stage(self.table, name=self.name)
 
     def replan(self, plans: list[engine.PartitionPlan]) -> None:
         """Have more to do than before; checkpoints hold."""
         self.plans = plans
-        document = {"job": asdict(self.job), "side": self.side, "plans": [document_of(plan) for plan in plans]}
+        named = {"job": asdict(self.job), "table": self.table, "name": self.name}
+        document = {**named, "plans": [document_of(plan) for plan in plans]}
         temporary = self.directory / "run.new"
         temporary.write_text(json.dumps(document))
         temporary.replace(self.directory / "run.json")
@@ -139,14 +152,7 @@ def _clear_ended(directory: Path) -> None:
         return
     for left in directory.glob("partition-*"):
         left.unlink()
-    _remove(json.loads(ended.read_bytes())["side"])
     ended.unlink()
-
-
-def _remove(side: str) -> None:
-    """Remove a side table where it is on this machine; in an object store it is left to the store's own rules."""
-    if "://" not in side:
-        shutil.rmtree(side, ignore_errors=True)
 
 
 def document_of(plan: engine.PartitionPlan) -> dict[str, Any]:
@@ -165,7 +171,7 @@ Report = Callable[[int, int], None]
 
 def _run_one(view: FeatureView, log: RecordLog, plan: engine.PartitionPlan, run: Run, tell: Report) -> engine.Progress:
     task = engine.PartitionBackfill(
-        view, log, plan, application=run.job.application, side=run.side, directory=run.directory
+        view, log, plan, application=run.job.application, stage=run.stage, directory=run.directory
     )
     return task.run(lambda progress: tell(plan.partition, progress.records))
 

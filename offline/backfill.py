@@ -1,19 +1,19 @@
 """Backfill: the rows that the live path would have made of records that have been, by the very engine of the live path.
 
 A partition is read from the first record that is there, since windows, last rows and watermarks reach back; rows of
-the records that are wanted go to a side table, then all of them in one commit before those of the view's own table.
-Whatever that holds already stays as it is: history ends at the first source offset of a partition that has a row of the
-live path, and goes on where an earlier backfill ended.
+the records that are wanted go to files of the view's own table that no reader sees, until one commit takes all of them
+in. Whatever the table holds already stays as it is: history ends at the first source offset of a partition that has a
+row of the live path, and goes on where an earlier backfill ended.
 
 Every record that is admitted has its as-of row, in a view that emits ``latest`` too: as if each micro-batch had had one
 record. ``computed_time`` and ``epoch`` are null, for nothing was committed; all else is what the live path makes.
 
 A partition goes on where it was interrupted: at each checkpoint
 
-1. the rows so far are committed to the side table, with the source offset that they reach;
-2. the engine's state is put beside it, with the offset that it is at.
+1. the rows since the last one are written to files;
+2. the engine's state is put on disk, with the offset that it is at and the names of all files so far.
 
-After a crash between the two the rows are made again from the older state, and left out by the offset of the commit.
+After a crash between the two the rows are made again from the older state; files that no state names are left out.
 """
 
 import json
@@ -30,7 +30,8 @@ from schemas.errors import ConfigError, SchemaMismatchError
 from schemas.view import FeatureView
 from streams.pipeline import PartitionPipeline, Processed, ViewStart
 from streams.ports import RecordLog
-from streams.sinks.offline import History, OfflineWriter, is_apart, scan_features
+from streams.sinks.offline import History, OfflineWriter, complete_rows, is_apart
+from streams.sinks.staging import Stage, StagedFile
 
 CHECKPOINT_RECORDS: Final = 1_000_000
 """Records between two checkpoints, at most: what is done again after a crash."""
@@ -168,6 +169,7 @@ class Progress:
         rows: Rows made of those that are wanted.
         foreign: Records on a repartition topic that stand there for other definitions of the sources, or applications.
         dead_letters: Wanted records that are in no row, by reason.
+        files: What has been written of the rows, as :meth:`StagedFile.to_document` has it.
     """
 
     next_offset: int
@@ -175,6 +177,7 @@ class Progress:
     rows: int = 0
     foreign: int = 0
     dead_letters: dict[str, int] = field(default_factory=dict)
+    files: list[dict[str, Any]] = field(default_factory=list)
 
 
 Tell = Callable[[Progress], object]
@@ -188,18 +191,18 @@ class PartitionBackfill:
         log: Where its records are read.
         plan: What is to be done.
         application: Name of the application, whose records are read from a repartition topic.
-        side: Root of the side table.
+        stage: Where its rows go.
         directory: Where checkpoints are kept.
     """
 
     def __init__(
-        self, view: FeatureView, log: RecordLog, plan: PartitionPlan, *, application: str, side: str, directory: Path
+        self, view: FeatureView, log: RecordLog, plan: PartitionPlan, *, application: str, stage: Stage, directory: Path
     ) -> None:
         self._application = application
         self._view = view
         self._log = log
         self._plan = plan
-        self._writer = OfflineWriter(side)
+        self._stage = stage
         self._path = directory / f"partition-{plan.partition}.state"
         self._driven = as_of_each(view)
 
@@ -211,7 +214,7 @@ class PartitionBackfill:
 
         Raises:
             DecodeError: A record of a repartition topic is none of a router.
-            SinkError, ServiceError, SchemaMismatchError: The log cannot be read, or the side table not be written.
+            SinkError, ServiceError, SchemaMismatchError: The log cannot be read, or the files not be written.
             StateVersionError: The checkpoint belongs to another definition.
         """
         progress, parts = self._restore()
@@ -236,9 +239,9 @@ class PartitionBackfill:
 
     def _checkpoint(self, progress: Progress, held: list[pa.Table], pipeline: PartitionPipeline) -> None:
         rows = pa.concat_tables(held)
-        self._writer.write(
-            rows, view=self._view, partition=self._plan.partition, offsets=rows["source_offset"].combine_chunks()
-        )
+        if rows.num_rows:
+            written = self._stage.write(complete_rows(rows, self._view), partition=self._plan.partition)
+            progress.files += [file.to_document() for file in written]
         head = json.dumps(progress.__dict__).encode()
         # Of this process alone: whoever does the partition again need not wait for one that is about to end.
         temporary = self._path.with_suffix(f".{os.getpid()}.new")
@@ -321,16 +324,16 @@ def finish_backfill(
     plans: list[PartitionPlan],
     done: Mapping[int, Progress],
     *,
-    side: str,
+    stage: Stage,
     writer: OfflineWriter,
 ) -> History:
-    """Put the rows of the side table before those of the view's own, in one commit.
+    """Put the rows that were made before those that the view's table has, in one commit.
 
     Args:
         view: The view.
         plans: What was to be done.
         done: What was done, by partition.
-        side: Root of the side table.
+        stage: Where their files are.
         writer: The view's own table.
 
     Raises:
@@ -347,4 +350,6 @@ def finish_backfill(
     if not any(progress.rows for progress in done.values()):
         return writer.history(view, [plan.partition for plan in plans])
     read = {plan.partition: plan.wanted for plan in plans}
-    return writer.add_history(scan_features(side, view), view=view, read=read)
+    files = [StagedFile(**document) for progress in done.values() for document in progress.files]
+    stage.clear(keep=files)  # what processes have left that were ended
+    return writer.add_history(stage, files, view=view, read=read)

@@ -1,11 +1,12 @@
 """Columns of raw Kafka records: what the transport delivers and the pipeline decodes."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, Final, overload
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 Headers = list[tuple[str, bytes]] | None
@@ -19,6 +20,40 @@ _HEADERS_BYTES: Final = 64
 """A record's list of headers."""
 _HEADER_BYTES: Final = 160
 """A header, without its name and value."""
+
+
+class PayloadColumn(Sequence[bytes | None]):
+    """Payloads as one column, as an archive has them: what looks at all of them at once makes no object of each.
+
+    Attributes:
+        column: The payloads, ``pa.binary()``.
+    """
+
+    def __init__(self, column: pa.BinaryArray) -> None:
+        self.column = column
+
+    def __len__(self) -> int:
+        return len(self.column)
+
+    @overload
+    def __getitem__(self, at: int) -> bytes | None: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> "PayloadColumn": ...
+
+    def __getitem__(self, at: int | slice) -> "bytes | PayloadColumn | None":
+        if isinstance(at, slice):
+            return PayloadColumn(self.column[at])
+        value: bytes | None = self.column[at].as_py()
+        return value
+
+    def __iter__(self) -> Iterator[bytes | None]:
+        values: list[bytes | None] = self.column.to_pylist()
+        return iter(values)
+
+    def count(self, value: object) -> int:
+        """Count payloads; those that are absent without a look at any."""
+        return int(self.column.null_count) if value is None else super().count(value)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,6 @@ it refuses is split until each part is taken or is a single payload. Rows with a
 so that a few bad ones cost little more than themselves.
 """
 
-import io
 import json
 import math
 import re
@@ -30,7 +29,7 @@ from numpy.typing import NDArray
 from schemas.contract import Contract
 from schemas.field import value_type
 from schemas.row import INPUT_COLUMNS, MASK, PRODUCED_TIME_HEADER, REJECTED_COLUMNS, REQUEST_ID_HEADER, Reason
-from streams.batch import RawBatch
+from streams.batch import PayloadColumn, RawBatch
 
 _ALIKE: Final = re.compile(r"\^?(?:(?:[\w /:@-]|\[[\w /:@-]+\])(?:[*+?]|\{\d\d?(?:,\d\d?)?\})?)*\$?", re.ASCII)
 """Regular expressions, of those that Python compiles, that Arrow reads the same way."""
@@ -152,7 +151,7 @@ def _read_together(values: Sequence[bytes | None], contract: Contract) -> pa.Tab
             payload.decode()
         # One block for all rows: Arrow splits blocks at newlines, and a row must not be longer than one.
         columns = pyarrow.json.read_json(
-            io.BytesIO(payload),
+            pa.BufferReader(payload),
             read_options=pyarrow.json.ReadOptions(use_threads=False, block_size=len(payload) + 1),
             parse_options=options,
         ).select(contract.arrow_schema.names)
@@ -167,6 +166,8 @@ def _joined(values: Sequence[bytes | None], contract: Contract) -> bytes | None:
 
     As few calls as can be look at all of them at once: this is done to every row.
     """
+    if isinstance(values, PayloadColumn):
+        return _joined_column(values, contract)
     if not values or None in values:
         return None
     whole: Sequence[bytes] = values  # type: ignore[assignment]  # there is no None in them
@@ -182,6 +183,27 @@ def _joined(values: Sequence[bytes | None], contract: Contract) -> bytes | None:
     ):
         return None
     return payload
+
+
+def _joined_column(values: PayloadColumn, contract: Contract) -> bytes | None:
+    """Join payloads that are a column, by the same rules."""
+    column = values.column
+    if not len(column) or column.null_count:
+        return None
+    _, ends, content = column.buffers()
+    edges = np.frombuffer(ends, np.int32)[column.offset : column.offset + len(column) + 1]
+    lengths = np.diff(edges)
+    shortest, longest = int(lengths.min()), int(lengths.max())
+    if not shortest or longest > contract.max_bytes or int(edges[-1]) - int(edges[0]) + len(column) >= 2**31:
+        return None
+    text = np.frombuffer(content, np.uint8)
+    if (text[edges[:-1]] != ord("{")).any() or (text[edges[1:] - 1] != ord("}")).any():
+        return None
+    if longest > 2 * _MAX_DEPTH and any(value is not None and _is_too_deep(value) for value in values):
+        return None
+    whole = pa.ListArray.from_arrays(pa.array([0, len(column)], pa.int32()), column)
+    payload: bytes = pc.binary_join(whole, b"\n")[0].as_buffer().to_pybytes()
+    return payload if payload.count(b"\n") == len(column) - 1 else None
 
 
 def _suspect_rows(

@@ -20,7 +20,7 @@ from deltalake import exceptions as delta_errors
 
 from schemas.errors import SchemaMismatchError, SinkUnavailableError
 from schemas.row import TIMESTAMP
-from streams.batch import Headers, RawBatch
+from streams.batch import Headers, PayloadColumn, RawBatch
 from streams.ports import LogPart
 from streams.sinks.delta import commit_until_alone, join_uri, mapped_errors, open_delta, recorded_version
 from streams.sinks.offline import WRITER_PROPERTIES, CommitResult
@@ -211,18 +211,21 @@ class Archive:
             for file in self._files(table).get(partition, ())
             if file.offsets.start < offsets.stop and file.offsets.stop > offsets.start
         ]
+        with mapped_errors(self._uri):
+            dataset = table.to_pyarrow_dataset()
+            fragments = {
+                _file_name(fragment.path): fragment
+                for fragment in dataset.get_fragments(pc.field("partition") == partition)
+            }
         for group in _overlapping(files):
             with mapped_errors(self._uri):
-                yield from self._read_group(table, partition, offsets, {file.path for file in group})
+                mine = [fragments[_file_name(file.path)] for file in group]
+                yield from self._read_group(dataset, mine, partition, offsets)
 
-    def _read_group(self, table: DeltaTable, partition: int, offsets: range, paths: set[str]) -> Iterator[RawBatch]:
-        dataset = table.to_pyarrow_dataset()
+    def _read_group(
+        self, dataset: ds.FileSystemDataset, fragments: Sequence[ds.Fragment], partition: int, offsets: range
+    ) -> Iterator[RawBatch]:
         wanted = (pc.field("offset") >= offsets.start) & (pc.field("offset") < offsets.stop)
-        fragments = [
-            fragment
-            for fragment in dataset.get_fragments(pc.field("partition") == partition)
-            if any(fragment.path.endswith(path) for path in paths)
-        ]
         chosen = ds.FileSystemDataset(fragments, dataset.schema, dataset.format, dataset.filesystem)
         order = chosen.to_table(columns=["offset"])["offset"].to_numpy()
         scanner = chosen.scanner(columns=RAW_COLUMNS.names, filter=wanted, batch_size=_READ_ROWS)
@@ -287,6 +290,11 @@ def _overlapping(files: Sequence[_File]) -> Iterator[list[_File]]:
         yield group
 
 
+def _file_name(path: str) -> str:
+    """Tell a file of a partition by what it is called, which is unique: the log and Arrow write paths differently."""
+    return path.rpartition("/")[2]
+
+
 def _open(uri: str, topic: str, storage_options: Mapping[str, str] | None) -> DeltaTable | None:
     table = open_delta(uri, storage_options=storage_options)
     if table is not None and (got := table.metadata().configuration.get(_TOPIC)) != topic:
@@ -332,8 +340,13 @@ def _to_batch(rows: pa.Table, topic: str, partition: int) -> RawBatch:
         partition=partition,
         offsets=offsets,
         broker_time_us=rows["broker_time"].cast(pa.int64()).to_numpy(),
-        keys=rows["key"].to_pylist(),
-        values=rows["value"].to_pylist(),
+        keys=_payloads(rows["key"]),
+        values=_payloads(rows["value"]),
         headers=headers,
         next_offset=int(offsets[-1]) + 1,
     )
+
+
+def _payloads(column: pa.ChunkedArray) -> Sequence[bytes | None]:
+    values: list[bytes | None] = []
+    return PayloadColumn(column.chunk(0)) if column.num_chunks == 1 else values + column.to_pylist()

@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from deltalake import CommitProperties, DeltaTable, Transaction, WriterProperties, write_deltalake
+from deltalake import Field as DeltaField
 from deltalake import exceptions as delta_errors
 
 from schemas.errors import SchemaMismatchError, SinkRejectedError, SinkUnavailableError
@@ -29,8 +30,9 @@ from schemas.time import END_OF_TIME_US
 from schemas.view import FeatureView
 from streams.sinks.delta import commit_until_alone, join_uri, mapped_errors, open_delta, recorded_version
 from streams.sinks.rows import check_rows
+from streams.sinks.staging import DAY_COLUMN, Stage, StagedFile
 
-EVENT_DATE: Final = "event_date"
+EVENT_DATE: Final = DAY_COLUMN
 """Partition column: the UTC day of ``event_time``."""
 
 AVAILABLE_TIME: Final = "available_time"
@@ -163,7 +165,13 @@ class OfflineWriter:
                 forget=lambda: self._tables.pop(uri, None),
             )
 
-    def add_history(self, rows: ds.Dataset, *, view: FeatureView, read: Mapping[int, range]) -> History:
+    def stage(self, view: FeatureView, *, name: str) -> Stage:
+        """Open the files of a backfill of this name, which lie in the view's table before they belong to it."""
+        return Stage(table_uri(self._root, view), name=name, storage_options=self._storage_options)
+
+    def add_history(
+        self, stage: Stage, files: Sequence[StagedFile], *, view: FeatureView, read: Mapping[int, range]
+    ) -> History:
         """Put history before the rows of the table, in one commit: all of it becomes visible at once, or nothing does.
 
         The rows that are there stay as they are. History ends where those of the live path begin, or where it has been
@@ -171,26 +179,32 @@ class OfflineWriter:
         :meth:`write`. While this commits, no other writer of these partitions can: either sees what the other did.
 
         Args:
-            rows: Rows of :func:`table_schema`, of these source offsets and maybe more.
+            stage: Where the files are; those that the commit does not take in are removed.
+            files: Rows of :func:`table_schema`, of these source offsets and maybe more.
             view: The view that the rows belong to.
             read: By partition of what the view reads, the source offsets whose rows are wanted.
 
         Raises:
-            As for :meth:`write`; also SinkRejectedError where it does not meet the history that is there.
+            As for :meth:`write`; also SinkRejectedError where it does not meet the history that is there, or files are
+                not there any more.
         """
         uri = table_uri(self._root, view)
         with self._lock:
             return commit_until_alone(
-                lambda: self._add_history(rows, view=view, read=read),
+                lambda: self._add_history(stage, files, view=view, read=read),
                 uri=uri,
                 attempts=self._attempts,
                 forget=lambda: self._tables.pop(uri, None),
             )
 
-    def _add_history(self, rows: ds.Dataset, *, view: FeatureView, read: Mapping[int, range]) -> History:
+    def _add_history(
+        self, stage: Stage, files: Sequence[StagedFile], *, view: FeatureView, read: Mapping[int, range]
+    ) -> History:
         self._tables.pop(table_uri(self._root, view), None)
         table = self._open(view) or self._create(view)
         held = _held(table, view, read)
+        if recorded_version(table, stage.transaction) is not None:
+            return held  # by an earlier try, whose answer was lost
         spans, taken = dict(held.spans), dict[int, list[range]]()
         for number, wanted in read.items():
             added = range(wanted.start, min(wanted.stop, held.live_from.get(number, wanted.stop)))
@@ -210,12 +224,18 @@ class OfflineWriter:
             if found := [piece for piece in pieces if piece]:
                 taken[number] = found
                 spans[number] = range(min(span.start, added.start), max(span.stop, added.stop))
-        if not taken:
+        chosen = stage.choose(files, taken)
+        kept = {file.path for file in chosen}
+        if not chosen:
+            stage.remove([file for file in files if file.path not in kept])
             return held
-        chosen = rows.scanner(columns=table_schema(view).names, filter=_of_offsets(taken))
-        if not (n_rows := chosen.count_rows()):
-            return held
-        transactions = []
+        if gone := stage.absent(chosen):
+            msg = (
+                f"{len(gone)} of {len(chosen)} files of the backfill are not in {table_uri(self._root, view)} any more "
+                f"({gone[0].path}), maybe a vacuum took them; begin it again with `--restart`"
+            )
+            raise SinkRejectedError(msg)
+        transactions = [Transaction(stage.transaction, 1)]
         for number in taken:
             live = _or_none_yet(recorded_version(table, application_id(view, number)))
             first_id, last_id = history_ids(view, number)
@@ -225,14 +245,18 @@ class OfflineWriter:
                 Transaction(first_id, spans[number].start),
                 Transaction(last_id, spans[number].stop - 1),
             ]
-        write_deltalake(
-            table,
-            chosen.to_reader(),
+        if _schema_mode(table) is not None:
+            table.alter.add_columns([DeltaField.from_arrow(table_schema(view).field(AVAILABLE_TIME))])
+        table.create_write_transaction(
+            [file.to_action() for file in chosen],
             mode="append",
-            schema_mode=_schema_mode(table),
-            writer_properties=WRITER_PROPERTIES,
+            schema=table.schema(),
+            partition_by=[EVENT_DATE],
             commit_properties=CommitProperties(app_transactions=transactions),
         )
+        table.update_incremental()
+        stage.remove([file for file in files if file.path not in kept])
+        n_rows = sum(file.rows for file in chosen)
         return History(spans=spans, live_from=held.live_from, rows=n_rows, table_version=table.version())
 
     def last_offset(self, view: FeatureView, partition: int) -> int | None:

@@ -25,7 +25,7 @@ def test_rows_are_those_of_the_live_path(place: Place, workers: str) -> None:
     assert done["records"] == 2 * N_RECORDS
     assert set(done["dead_letters"]) == {"decode_error", "late"}
     assert [part["history"] for part in done["partitions"]] == [[0, N_RECORDS]] * 2
-    assert not (place.delta / "_backfill").exists() or not list((place.delta / "_backfill").iterdir())
+    assert unnamed_files(place) == set()
 
 
 @pytest.mark.parametrize(("step", "times"), [(step, 1) for step in STEPS] + [("rows", 11), ("state", 12)])
@@ -36,16 +36,16 @@ def test_after_a_kill_at_any_step_it_goes_on_and_has_each_row_once(place: Place,
     assert ("going on with the backfill" in again.err) == (step not in ("ended", "cleared"))
     view = place.view
     assert stored(place.delta, view) == expected(view, place.live_rows(view))
-    assert not list((place.delta / "_backfill").iterdir()), "no side table is left"
+    assert unnamed_files(place) == set()
     assert not list((place.directory / "home" / "backfill" / "activity-v1").glob("*.json"))
 
 
 def test_after_a_kill_what_was_done_is_not_done_again(place: Place) -> None:
     place.kill(step="state", times=5)
-    side = next((place.delta / "_backfill").iterdir())
-    before = DeltaTable(str(side / "activity" / "v1")).version()
+    before = unnamed_files(place)
+    assert before
     place.kill(step="state", times=2 * FILES - 5)  # the checkpoints that were left, and no more
-    assert DeltaTable(str(side / "activity" / "v1")).version() == before + 2 * FILES - 5
+    assert before < unnamed_files(place)
 
 
 def test_of_a_view_that_emits_the_latest_each_event_has_its_row(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_an_interrupted_one_is_gone_on_with_only_by_the_same_options(place: Plac
     assert "`--restart`" in other.err
     done = place.backfill("--to", "2023-11-14T22:17:20Z", "--restart")
     assert [part["history"] for part in done["partitions"]] == [[0, 200]] * 2
-    assert not list((place.delta / "_backfill").iterdir())
+    assert unnamed_files(place) == set()
 
 
 def test_another_store_takes_it_beside_the_one_that_is_there(place: Place) -> None:
@@ -185,6 +185,13 @@ def test_without_an_archive_it_says_who_writes_it(tmp_path: Path) -> None:
     done = Place.run(_bare(tmp_path))
     assert done.code == 1
     assert "--source kafka" in done.err
+
+
+def unnamed_files(place: Place) -> set[str]:
+    """Files in the view's directory that no reader sees."""
+    uri = Path(table_uri(place.delta, place.view))
+    named = set(DeltaTable(str(uri)).file_uris()) if DeltaTable.is_deltatable(str(uri)) else set()
+    return {str(path) for path in uri.rglob("*.parquet") if "_delta_log" not in path.parts} - named
 
 
 def _bare(directory: Path) -> Place:

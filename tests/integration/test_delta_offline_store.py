@@ -3,10 +3,10 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from datetime import date
 from pathlib import Path
+from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from hypothesis import given, settings
@@ -15,7 +15,15 @@ from hypothesis import strategies as st
 from schemas.aggregation import count
 from schemas.errors import SchemaMismatchError, SinkConflictError, SinkRejectedError, SinkUnavailableError
 from schemas.view import FeatureView
-from streams.sinks.offline import OfflineWriter, read_features, scan_features, table_schema, table_uri
+from streams.sinks.offline import (
+    History,
+    OfflineWriter,
+    complete_rows,
+    read_features,
+    scan_features,
+    table_schema,
+    table_uri,
+)
 from tests.support.feature_rows import T0_US, make_rows, make_view
 
 VIEW = make_view()
@@ -215,70 +223,67 @@ class TestAvailableTime:
 
 
 class TestHistory:
-    def history(self, root: Path, numbers: range) -> ds.Dataset:
-        OfflineWriter(root).write(numbered(COUNTS, numbers), view=COUNTS, partition=0, offsets=numbers)
-        return scan_features(root, COUNTS)
+    def add(self, writer: OfflineWriter, read: range) -> History:
+        """Add history of a backfill that made rows of offsets 0 to 9, in files of four."""
+        stage = writer.stage(COUNTS, name=uuid4().hex)
+        parts = [numbered(COUNTS, range(first, min(first + 4, 10))) for first in (0, 4, 8)]
+        files = [file for part in parts for file in stage.write(complete_rows(part, COUNTS), partition=0)]
+        return writer.add_history(stage, files, view=COUNTS, read={0: read})
 
     def test_it_ends_where_the_rows_of_the_table_begin_and_they_stay_as_they_are(self, tmp_path: Path) -> None:
-        side = self.history(tmp_path / "side", range(10))
         writer = OfflineWriter(tmp_path)
         live = make_rows(COUNTS, [{"n": 100 + n, "source_offset": n} for n in (6, 7)])
         writer.write(live, view=COUNTS, partition=0, offsets=[50, 51])
-        added = writer.add_history(side, view=COUNTS, read={0: range(10)})
+        added = self.add(writer, range(10))
         assert (added.live_from, added.rows, added.table_version) == ({0: 6}, 6, 2)
         assert stored(tmp_path) == [0, 1, 2, 3, 4, 5, 106, 107]
 
     def test_what_the_live_path_makes_of_it_later_is_left_out(self, tmp_path: Path) -> None:
-        side = self.history(tmp_path / "side", range(10))
         writer, live = OfflineWriter(tmp_path), OfflineWriter(tmp_path)
-        assert writer.add_history(side, view=COUNTS, read={0: range(2, 8)}).spans == {0: range(2, 8)}
+        assert self.add(writer, range(2, 8)).spans == {0: range(2, 8)}
         result = live.write(numbered(COUNTS, range(12)), view=COUNTS, partition=0, offsets=range(12))
         assert (result.rows, result.skipped) == (6, 6)
         assert stored(tmp_path) == list(range(12)), "what is before the history is the live path's too"
         assert live.last_offset(COUNTS, 0) == 11
 
     def test_it_is_added_once(self, tmp_path: Path) -> None:
-        side = self.history(tmp_path / "side", range(10))
         writer = OfflineWriter(tmp_path)
-        assert writer.add_history(side, view=COUNTS, read={0: range(4, 8)}).rows == 4
-        again = OfflineWriter(tmp_path).add_history(side, view=COUNTS, read={0: range(9)})
+        assert self.add(writer, range(4, 8)).rows == 4
+        again = self.add(OfflineWriter(tmp_path), range(9))
         assert (again.rows, again.spans, again.live_from) == (5, {0: range(9)}, {})
-        assert OfflineWriter(tmp_path).add_history(side, view=COUNTS, read={0: range(9)}).rows == 0
+        assert self.add(OfflineWriter(tmp_path), range(9)).rows == 0
         assert stored(tmp_path) == list(range(9))
         result = writer.write(numbered(COUNTS, range(10)), view=COUNTS, partition=0, offsets=range(10))
         assert (result.rows, result.skipped) == (1, 9)
         assert stored(tmp_path) == list(range(10))
 
     def test_it_is_continued_up_to_where_live_rows_begin(self, tmp_path: Path) -> None:
-        side = self.history(tmp_path / "side", range(10))
         writer = OfflineWriter(tmp_path)
-        writer.add_history(side, view=COUNTS, read={0: range(4)})
+        self.add(writer, range(4))
         live = make_rows(COUNTS, [{"n": 107, "source_offset": 7}])
         writer.write(live, view=COUNTS, partition=0, offsets=[0])
         held = writer.history(COUNTS, [0, 1])
         assert (held.spans, held.live_from) == ({0: range(4)}, {0: 7})
-        assert writer.add_history(side, view=COUNTS, read={0: range(2, 10)}).spans == {0: range(7)}
+        assert self.add(writer, range(2, 10)).spans == {0: range(7)}
         assert stored(tmp_path) == [0, 1, 2, 3, 4, 5, 6, 107]
 
     def test_one_that_leaves_a_gap_to_another_is_refused(self, tmp_path: Path) -> None:
-        side = self.history(tmp_path / "side", range(10))
         writer = OfflineWriter(tmp_path)
-        writer.add_history(side, view=COUNTS, read={0: range(4, 6)})
+        self.add(writer, range(4, 6))
         for apart in (range(3), range(7, 9)):
             with pytest.raises(SinkRejectedError, match="does not meet that of 4 to 5"):
-                writer.add_history(side, view=COUNTS, read={0: apart})
+                self.add(writer, apart)
         assert stored(tmp_path) == [4, 5]
 
     @pytest.mark.parametrize("is_history_first", [True, False])
     def test_it_and_a_live_commit_cannot_pass_each_other(self, tmp_path: Path, is_history_first: bool) -> None:
         """Each has read the table before the other commits; whoever comes second looks again."""
-        side = self.history(tmp_path / "side", range(10))
         live, history = OfflineWriter(tmp_path), OfflineWriter(tmp_path)
         live.write(numbered(COUNTS, [20]), view=COUNTS, partition=0, offsets=[0])
         history.last_offset(COUNTS, 0)
         rows = numbered(COUNTS, range(5, 15))
         if is_history_first:
-            history.add_history(side, view=COUNTS, read={0: range(10)})
+            self.add(history, range(10))
             live.write(rows, view=COUNTS, partition=0, offsets=range(1, 11))
         else:
             table = history._open(COUNTS)
@@ -287,10 +292,51 @@ class TestHistory:
             with pytest.MonkeyPatch.context() as patch:
                 opened = [DeltaTable(table_uri(tmp_path, COUNTS)), table]
                 patch.setattr(history, "_open", lambda _: opened.pop())
-                added = history.add_history(side, view=COUNTS, read={0: range(10)})
+                added = self.add(history, range(10))
             assert opened == []
             assert (added.rows, added.live_from) == (5, {0: 5})
         assert stored(tmp_path) == [*range(15), 20]
+
+    def test_files_that_a_vacuum_took_are_missed_before_the_commit(self, tmp_path: Path) -> None:
+        writer = OfflineWriter(tmp_path)
+        stage = writer.stage(COUNTS, name="gone")
+        files = stage.write(complete_rows(numbered(COUNTS, range(4)), COUNTS), partition=0)
+        (Path(table_uri(tmp_path, COUNTS)) / files[0].path).unlink()
+        with pytest.raises(SinkRejectedError, match=r"1 of 1 files of the backfill are not in .* `--restart`"):
+            writer.add_history(stage, files, view=COUNTS, read={0: range(4)})
+
+    def test_what_is_not_taken_in_is_removed_and_what_is_taken_in_stays(self, tmp_path: Path) -> None:
+        writer = OfflineWriter(tmp_path)
+        stage = writer.stage(COUNTS, name="cut")
+        rows = complete_rows(numbered(COUNTS, range(10)), COUNTS)
+        files = [file for part in (rows[:5], rows[5:]) for file in stage.write(part, partition=0)]
+        stray = stage.write(rows[:1], partition=0)
+        stage.clear(keep=files)
+        assert stage.absent([*files, *stray]) == stray
+        added = writer.add_history(stage, files, view=COUNTS, read={0: range(3)})
+        assert (added.rows, stored(tmp_path)) == (3, [0, 1, 2])
+        stage.clear()
+        assert stored(tmp_path) == [0, 1, 2]
+        named = {Path(uri).name for uri in DeltaTable(table_uri(tmp_path, COUNTS)).file_uris()}
+        assert {path.name for path in Path(table_uri(tmp_path, COUNTS)).glob("event_date=*/*.parquet")} == named
+
+    def test_bounds_of_its_files_are_those_of_the_rows_a_millisecond_wider_at_most(self, tmp_path: Path) -> None:
+        writer = OfflineWriter(tmp_path)
+        rows = make_rows(
+            COUNTS, [{"n": n, "source_offset": n, "event_time": T0_US + n, "watermark": T0_US} for n in (7, 1_001)]
+        )
+        stage = writer.stage(COUNTS, name="bounds")
+        (file,) = stage.write(complete_rows(rows, COUNTS), partition=0)
+        writer.add_history(stage, [file], view=COUNTS, read={0: range(2_000)})
+        (told,) = pa.table(DeltaTable(table_uri(tmp_path, COUNTS)).get_add_actions(flatten=True)).to_pylist()
+        assert (told["num_records"], told["min.n"], told["max.n"], told["null_count.n"]) == (2, 7, 1_001, 0)
+        assert (told["min.source_offset"], told["max.source_offset"]) == (7, 1_001)
+        first, last = (told[f"{end}.event_time"].timestamp() * 1e6 for end in ("min", "max"))
+        assert (round(first), round(last)) == (T0_US, T0_US + 2_000)
+        by_time = scan_features(tmp_path, COUNTS).to_table(
+            filter=pc.field("event_time") > pa.scalar(T0_US + 1_000, pa.int64()).cast(pa.timestamp("us", "UTC"))
+        )
+        assert by_time["n"].to_pylist() == [1_001]
 
 
 class TestFailures:

@@ -1,12 +1,14 @@
 """What becomes of raw bytes does not depend on the batch that they come in: any split gives the same columns."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pyarrow as pa
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from schemas.contract import Contract
+from streams.batch import PayloadColumn
 from streams.decoding import DecodedBatch, decode
 from tests.support.transport import make_batch
 
@@ -137,6 +139,8 @@ def test_any_split_of_raw_bytes_into_batches_gives_the_same_columns(
 ) -> None:
     alone = decode_split(values, range(1, len(values)))
     assert decode_split(values, []) == alone
+    archived = pa.array([b"before", *values, None], pa.binary())[1 : len(values) + 1]
+    assert content([decode(replace(make_batch(values), values=PayloadColumn(archived)), CONTRACT)]) == alone
     if data is not None:
         edges = sorted(data.draw(st.sets(st.integers(1, len(values) - 1)), label="edges"))
         assert decode_split(values, edges) == alone

@@ -15,13 +15,14 @@ from jobs.backfill_run import Run
 from jobs.cli import main
 from offline.backfill import PartitionBackfill
 from streams.sinks.offline import OfflineWriter
+from streams.sinks.staging import Stage
 from tests.support.dying_worker import Death
 
 STEPS: Final = ("planned", "rows", "state", "added", "ended", "cleared")
 """What has been done as it dies.
 
-``planned``: the plan is on disk; ``rows``: rows of a checkpoint are in the side table; ``state``: its state is beside
-it; ``added``: all is in the view's table; ``ended``: the run says that it has ended; ``cleared``: the side table has
+``planned``: the plan is on disk; ``rows``: rows of a checkpoint are in files; ``state``: its state is on disk;
+``added``: all is in the view's table; ``ended``: the run says that it has ended; ``cleared``: its checkpoints have
 gone.
 """
 
@@ -39,16 +40,18 @@ def make_mortal(death: Death) -> None:
         return called
 
     Run.replan = after("planned", Run.replan)  # type: ignore[method-assign]
-    OfflineWriter.write = after("rows", OfflineWriter.write)  # type: ignore[method-assign]
+    Stage.write = after("rows", Stage.write)  # type: ignore[method-assign]
     PartitionBackfill._checkpoint = after("state", PartitionBackfill._checkpoint)  # type: ignore[method-assign]
     OfflineWriter.add_history = after("added", OfflineWriter.add_history)  # type: ignore[method-assign]
-    jobs.backfill_run._remove = after("cleared", jobs.backfill_run._remove)
     clear = jobs.backfill_run._clear_ended
 
     def cleared(directory: Any) -> None:
-        if (directory / "ended.json").exists():
+        is_ended = (directory / "ended.json").exists()
+        if is_ended:
             death.passed("ended")
         clear(directory)
+        if is_ended:
+            death.passed("cleared")
 
     jobs.backfill_run._clear_ended = cleared
 
