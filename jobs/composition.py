@@ -21,8 +21,12 @@ from streams.agents.offline import OfflineWorker
 from streams.agents.online import OnlineWorker
 from streams.agents.scoring import ScoringWorker
 from streams.agents.worker import run
+from streams.inference.guard import GuardedModel
+from streams.inference.linear import LinearModel
 from streams.inference.scorer import Scorer
+from streams.inference.served_model import LightRung, ServedModel
 from streams.inference.triton import TritonModel
+from streams.inference.vector import VectorReader
 from streams.lineage.dataset import Stores
 from streams.lineage.openlineage import LineageEmitter
 from streams.observability.endpoint import serve
@@ -150,16 +154,19 @@ def _scoring(
     metrics: Metrics,
     lineage: LineageEmitter,
 ) -> faust.App:
+    triton = settings.address("triton")
     card = load_card(settings.model_repository, model.name)
     card.check(model)
-    server = TritonModel(model, card.served_version, url=settings.address("triton"), golden=card.golden_rows)
-    scorer = Scorer(
+    server = TritonModel(model, card.served_version, url=triton, golden=card.golden_rows)
+    served = ServedModel(
         model,
         card.served_version,
-        views=application.views,
-        reader=OnlineReader(settings.address("redis")),
-        model=server,
+        server=server,
+        light=_light_model(model, settings),
+        probe=card.golden_rows.features[:1] if card.golden else None,
     )
+    reader = OnlineReader(settings.address("redis"))
+    scorer = Scorer(served, vectors=VectorReader(model, views=application.views, reader=reader))
     return ScoringWorker(
         model,
         card.served_version,
@@ -173,3 +180,21 @@ def _scoring(
         lineage=lineage,
         delivery=settings.delivery,
     ).app
+
+
+def _light_model(model: ModelSpec, settings: Settings) -> list[LightRung]:
+    """Make the places of a model's light model: the server, and the worker itself where it is linear."""
+    light, rung = model.light, model.rungs.light_model
+    if light is None or rung is None:
+        return []
+    card = load_card(settings.model_repository, light.name)
+    card.check(light)
+    server = TritonModel(light, card.served_version, url=settings.address("triton"), golden=card.golden_rows)
+    probe = card.golden_rows.features[:1]
+    timeout_s = rung.timeout_us / 1e6
+    there = GuardedModel(light.name, server, probe=probe, timeout_s=timeout_s, failures=1)
+    rungs = [LightRung(model=there, is_local=False)]
+    if card.linear is not None:
+        linear = LinearModel(light, card.linear)
+        rungs.append(LightRung(model=GuardedModel(light.name, linear, probe=probe, timeout_s=timeout_s), is_local=True))
+    return rungs

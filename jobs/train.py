@@ -16,7 +16,7 @@ from jobs.flights import model as flights
 from jobs.flights.views import VIEWS
 from jobs.settings import Settings
 from offline.card import ModelCard
-from offline.training import build_training_set, read_tables, train_model, write_model
+from offline.training import build_training_set, read_tables, train_light_model, train_model, write_model
 from schemas.errors import ConfigError
 from schemas.time import END_OF_TIME_US, parse_rfc3339_us
 
@@ -59,7 +59,7 @@ def train(
 def train_late_arrival(
     delta: str | Path, repository: Path, *, created_us: int, until_us: int = END_OF_TIME_US, version: int | None = None
 ) -> ModelCard:
-    """Train the late-arrival model and write it to a repository.
+    """Train the late-arrival model and its light model, and write both to a repository.
 
     Args:
         delta: Root of the offline store.
@@ -81,6 +81,10 @@ def train_late_arrival(
     tables = read_tables(delta, spec, label, views=views, until_us=until_us)
     training_set = build_training_set(spec, label, views=views, tables=tables)
     trained = train_model(spec, training_set, label=label)
+    if spec.light is not None:
+        # Before the model itself: there is never one whose light model is still missing.
+        light = train_light_model(spec.light, training_set, label=label)
+        write_model(repository, light, created_us=created_us, version=version, description=flights.LIGHT_DESCRIPTION)
     return write_model(repository, trained, created_us=created_us, version=version, description=flights.DESCRIPTION)
 
 

@@ -46,6 +46,8 @@ class ModelCard:
         evaluation: On rows later than all of training: ``from``, ``until``, ``rows``, ``base_rate``, ``auc``,
             ``brier``.
         golden: Rows with the outputs expected for them: ``inputs`` (null is missing), ``outputs`` by column.
+        linear: Coefficients of a linear model, with which a worker computes it where there is no server; see
+            :class:`streams.inference.linear.LinearModel`.
     """
 
     name: str
@@ -60,6 +62,7 @@ class ModelCard:
     training: dict[str, Any]
     evaluation: dict[str, Any]
     golden: list[dict[str, Any]]
+    linear: dict[str, Any] | None = None
 
     @property
     def served_version(self) -> ServedVersion:

@@ -22,6 +22,7 @@ from offline.card import ModelCard, described_inputs, described_outputs, version
 from offline.evaluation import brier, roc_auc
 from offline.export import PROBABILITIES, check_export, export_classifier, missing_extra
 from offline.label import Label
+from offline.linear import check_linear, export_linear, fit_linear
 from offline.point_in_time import read_as_of
 from schemas.errors import ConfigError, SinkError
 from schemas.model import ModelSpec
@@ -95,6 +96,7 @@ class TrainedModel:
         training: See :class:`~offline.card.ModelCard`.
         evaluation: See :class:`~offline.card.ModelCard`.
         golden: See :class:`~offline.card.ModelCard`.
+        linear: See :class:`~offline.card.ModelCard`.
     """
 
     spec: ModelSpec
@@ -102,6 +104,7 @@ class TrainedModel:
     training: dict[str, Any]
     evaluation: dict[str, Any]
     golden: list[dict[str, Any]]
+    linear: dict[str, Any] | None = None
 
 
 def read_tables(
@@ -163,12 +166,7 @@ def train_model(spec: ModelSpec, training_set: TrainingSet, *, label: Label, see
         ConfigError: There are too few rows, only one class, outputs that a classifier has not, or packages missing.
         InferenceError: The exported model does not answer as the trained one.
     """
-    if spec.output_tensors != {PROBABILITIES: ("FP32", 2)}:
-        msg = (
-            f"model {spec.name} declares outputs {spec.output_tensors}, expected {PROBABILITIES!r} as FP32 of width 2: "
-            "that is what a trained classifier answers"
-        )
-        raise ConfigError(msg)
+    _see_classifier(spec)
     earlier, later = _split(training_set, spec=spec, label=label)
     booster = _fit(_with_holes(earlier.features, spec=spec, seed=seed), earlier.labels, spec=spec, seed=seed)
     onnx = export_classifier(booster, name=spec.reference, input_tensor=spec.input_tensor, n_features=len(spec.inputs))
@@ -183,13 +181,43 @@ def train_model(spec: ModelSpec, training_set: TrainingSet, *, label: Label, see
             "parameters": {**PARAMETERS, "trees": TREES, "seed": seed},
         },
         evaluation={
-            **_range(later),
-            "auc": _rounded(roc_auc(later.labels, probabilities)),
-            "brier": _rounded(brier(later.labels, probabilities)),
-            "brier_of_base_rate": _rounded(brier(later.labels, np.full(len(later), earlier.labels.mean()))),
+            **_measured(earlier, later, probabilities),
             "auc_of_inputs": {item.name: _rounded(_auc_alone(later, index)) for index, item in enumerate(spec.inputs)},
         },
         golden=_golden(spec, later.features, probabilities),
+    )
+
+
+def train_light_model(spec: ModelSpec, training_set: TrainingSet, *, label: Label, seed: int = 0) -> TrainedModel:
+    """Train the light model of a classifier on the same rows: a logistic regression, for the server and for workers.
+
+    Args:
+        spec: Contract of the light model, :attr:`schemas.model.ModelSpec.light`.
+        training_set: The rows.
+        label: What it predicts.
+        seed: Of the holes that are made.
+
+    Raises:
+        ConfigError: As :func:`train_model`.
+        InferenceError: Server and workers would answer differently.
+    """
+    _see_classifier(spec)
+    earlier, later = _split(training_set, spec=spec, label=label)
+    linear = fit_linear(_with_holes(earlier.features, spec=spec, seed=seed), earlier.labels)
+    onnx = export_linear(linear, name=spec.reference, input_tensor=spec.input_tensor)
+    probabilities = check_linear(spec, onnx, linear, features=later.features)
+    return TrainedModel(
+        spec=spec,
+        onnx=onnx,
+        training={
+            **_range(earlier),
+            "label": str(label),
+            "framework": f"scikit-learn {_version('scikit-learn')}",
+            "parameters": {"model": "logistic regression", "seed": seed},
+        },
+        evaluation=_measured(earlier, later, probabilities),
+        golden=_golden(spec, later.features, probabilities),
+        linear=linear,
     )
 
 
@@ -222,6 +250,7 @@ def write_model(
         training=trained.training,
         evaluation=trained.evaluation,
         golden=trained.golden,
+        linear=trained.linear,
     )
     try:
         write_version(repository, spec=spec, card=card, model=trained.onnx)
@@ -323,6 +352,24 @@ def _range(rows: TrainingSet) -> dict[str, Any]:
         "rows": len(rows),
         "base_rate": _rounded(float(rows.labels.mean())),
     }
+
+
+def _measured(earlier: TrainingSet, later: TrainingSet, probabilities: NDArray[np.float32]) -> dict[str, Any]:
+    return {
+        **_range(later),
+        "auc": _rounded(roc_auc(later.labels, probabilities)),
+        "brier": _rounded(brier(later.labels, probabilities)),
+        "brier_of_base_rate": _rounded(brier(later.labels, np.full(len(later), earlier.labels.mean()))),
+    }
+
+
+def _see_classifier(spec: ModelSpec) -> None:
+    if spec.output_tensors != {PROBABILITIES: ("FP32", 2)}:
+        msg = (
+            f"model {spec.name} declares outputs {spec.output_tensors}, expected {PROBABILITIES!r} as FP32 of width 2: "
+            "that is what a trained classifier answers"
+        )
+        raise ConfigError(msg)
 
 
 def _auc_alone(rows: TrainingSet, index: int) -> float | None:

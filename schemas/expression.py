@@ -14,6 +14,7 @@ import ast
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Final, NoReturn
 
 import numpy as np
@@ -281,8 +282,8 @@ class _Compiler:
             kind, arrow = "text", pa.string()
         else:
             self.fail(f"uses the literal {value!r}", "64-bit numbers, text in Unicode, true, false or null")
-        scalar = pa.scalar(value, arrow)
-        return _Node(kind, lambda _: scalar)
+        scalar = cache(lambda: pa.scalar(value, arrow))  # made once it is used: for a number Arrow loads pandas
+        return _Node(kind, lambda _: scalar())
 
     def name(self, name: str) -> _Node:
         if name in self.columns.names:

@@ -6,7 +6,7 @@ training and serving build their matrices with the same :meth:`ModelSpec.matrix`
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
 from typing import Any, Final
@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from schemas.errors import ConfigError, SchemaMismatchError
+from schemas.ladder import NO_LADDER, CompiledRules, Ladder
 from schemas.time import parse_duration_us
 from schemas.view import FeatureView
 
@@ -145,6 +146,27 @@ class ModelOutput:
     maximum: float | None = None
     description: str = ""
 
+    def fault(self, value: float) -> str | None:
+        """Say what is wrong with a value; None where it is valid."""
+        if not bool(self.wrong(np.array([value]))[0]):
+            return None
+        bounds = [b for b in (self.minimum, self.maximum) if b is not None]
+        within = f" within {bounds}" if bounds else ""
+        return f"`{self.column}` is {value:g}, expected a finite {self.type}{within}"
+
+    def wrong(self, values: NDArray[np.float64]) -> NDArray[np.bool_]:
+        """Tell which values, ``(n_rows,)``, are no valid ones of this column."""
+        is_wrong = ~np.isfinite(values)
+        if self.minimum is not None:
+            is_wrong |= values < self.minimum
+        if self.maximum is not None:
+            is_wrong |= values > self.maximum
+        if self.type != "number":
+            is_wrong |= values != np.rint(values)
+        if self.type == "boolean":
+            is_wrong |= (values != 0) & (values != 1)
+        return is_wrong
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec:
@@ -160,6 +182,7 @@ class ModelSpec:
         outputs: Output columns of a score.
         input_tensor: Name of the input tensor, ``(n_rows, n_features)`` float32.
         max_age: Age, against the trigger's event time, above which a looked-up value counts as missing; None: never.
+        ladder: What answers while the model does not. It has to be there: ``NO_LADDER`` says that rows are to wait.
         owner: Who answers for it.
     """
 
@@ -169,6 +192,7 @@ class ModelSpec:
     entity: str
     inputs: tuple[ModelInput, ...]
     outputs: tuple[ModelOutput, ...]
+    ladder: Ladder | None = None
     input_tensor: str = "features"
     max_age: str | None = None
     owner: str = ""
@@ -185,6 +209,7 @@ class ModelSpec:
             raise ConfigError(msg)
         self._check_inputs()
         self._check_outputs()
+        self._check_ladder()
 
     def _check_inputs(self) -> None:
         where = f"model {self.name}"
@@ -238,6 +263,39 @@ class ModelSpec:
             if len(shapes) > 1:
                 msg = f"{where}: output tensor {tensor!r} is {sorted(shapes)}, expected one datatype and width"
                 raise ConfigError(msg)
+
+    def _check_ladder(self) -> None:
+        where = f"model {self.name}"
+        if not isinstance(self.ladder, Ladder):
+            msg = (
+                f"{where}: `ladder` is {self.ladder!r}, expected a Ladder: what answers while the model does not; with "
+                "NO_LADDER rows wait for it"
+            )
+            raise ConfigError(msg)
+        if self.ladder.light_model is not None and self.ladder.light_model.name == self.name:
+            msg = f"{where}: its light model is itself, expected another one"
+            raise ConfigError(msg)
+        self.ladder.check_answers(self.outputs, where=where)
+        _ = self.rules
+
+    @cached_property
+    def rungs(self) -> Ladder:
+        """The ladder, which :meth:`__post_init__` has seen to be there."""
+        if self.ladder is None:
+            raise AssertionError
+        return self.ladder
+
+    @cached_property
+    def rules(self) -> CompiledRules:
+        """The ladder's rules, ready to run."""
+        names = [item.name for item in self.inputs]
+        return self.rungs.compile_rules(inputs=names, trigger=self.trigger.name, where=f"model {self.name}")
+
+    @cached_property
+    def light(self) -> "ModelSpec | None":
+        """Contract of the light model, which has the inputs and outputs of this one; None where there is none."""
+        light = self.rungs.light_model
+        return None if light is None else replace(self, name=light.name, ladder=NO_LADDER)
 
     @property
     def topic(self) -> str:

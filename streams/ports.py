@@ -140,9 +140,10 @@ class ModelServer(Protocol):
         ...
 
     async def recover(self) -> None:
-        """Bring back a model that fails although its server answers; does nothing more than try.
+        """Bring back a model that fails although its server answers, or that was never there; does no more than try.
 
         Raises:
             ConfigError: What came back is another model.
+            InferenceError: What is there now does not answer as the model did in training.
         """
         ...

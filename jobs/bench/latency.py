@@ -32,6 +32,7 @@ from jobs.topics import ensure_topics, plan_topics
 from offline.card import ModelCard, described_inputs, described_outputs, write_version
 from offline.export import OPSET
 from schemas.errors import ServiceError
+from schemas.ladder import NO_LADDER
 from schemas.model import ModelInput, ModelOutput, ModelSpec, ViewReference
 from schemas.time import parse_rfc3339_us
 from streams.sinks.online import OnlineReader
@@ -58,6 +59,7 @@ MODEL: Final = ModelSpec(
     entity="user_id",
     inputs=tuple(ModelInput.of(VIEW, name) for name in _FEATURES),
     outputs=(ModelOutput(column="probability", tensor="probabilities", minimum=0, maximum=1),),
+    ladder=NO_LADDER,  # what is measured is the model
 )
 VIEWS: Final = [VIEW]
 MODELS: Final = [MODEL]

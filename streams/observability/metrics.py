@@ -153,6 +153,11 @@ class Metrics:
             "Scores; complete says whether every feature was there.",
             labels=("model", "arm", "served_by", "complete"),
         )
+        self._fallen = self._counter(
+            "headrace_fallback_scores_total",
+            "Scores that the model itself did not make: why, and what made them.",
+            labels=("model", "cause", "served_by"),
+        )
         self._score_latency = self._histogram(
             "headrace_score_latency_seconds",
             "Time of a score's stages; total is event in the broker until the score was written.",
@@ -280,6 +285,10 @@ class Metrics:
         """Report scores, those with every feature there and those without."""
         self._add(self._scores, complete, model, arm, served_by, "true")
         self._add(self._scores, incomplete, model, arm, served_by, "false")
+
+    def fell_back(self, model: str, *, cause: str, served_by: str, rows: int) -> None:
+        """Report scores that a lower rung made, by why the model did not."""
+        self._add(self._fallen, rows, model, cause, served_by)
 
     def score_latency(self, model: str, *, stage: str, seconds: float | NDArray[np.float64]) -> None:
         """Report the time that scores spent in a stage; NaN where unknown."""

@@ -32,7 +32,7 @@ from cachetools import TLRUCache
 from schemas.errors import ConfigError, SchemaError, SinkError, SinkUnavailableError
 from schemas.model import ModelSpec
 from schemas.view import FeatureView
-from streams.serving.breaker import Breaker
+from streams.breaker import Breaker
 from streams.serving.flight import Flights
 from streams.serving.latest import LatestOffline
 from streams.serving.score import ScoreValue, resolve_score

@@ -17,7 +17,7 @@ from schemas.errors import ConfigError, SinkUnavailableError
 from schemas.serving import Serving
 from schemas.view import FeatureView
 from streams import AsyncOnlineStore, FeatureQuery, OnlineStore
-from streams.serving.breaker import PAUSE_S
+from streams.breaker import PAUSE_S
 from streams.serving.value import FeatureValue, ValueSource
 from streams.sinks.offline import OfflineWriter
 from streams.sinks.online import OnlineWriter, Status, online_key

@@ -15,10 +15,19 @@ from offline.training import TrainingSet, build_training_set, train_model, write
 from schemas.errors import ConfigError, InferenceTimeoutError, InferenceUnavailableError, TensorMismatchError
 from schemas.model import ModelSpec, ServedVersion
 from schemas.score import score_json_schema
-from streams.inference.scorer import Scorer, encode_scores
+from streams.inference.score_table import encode_scores
 from streams.inference.triton import TritonModel
 from tests.support.feature_rows import T0_US
-from tests.support.scoring import LABEL, VIEWS, FakeFeatures, FakeReader, make_flights, make_spec, make_triggers
+from tests.support.scoring import (
+    LABEL,
+    VIEWS,
+    FakeFeatures,
+    FakeReader,
+    make_flights,
+    make_scorer,
+    make_spec,
+    make_triggers,
+)
 
 NAMES = iter(f"delay_{number}" for number in range(100))
 
@@ -71,7 +80,7 @@ async def test_scores_of_real_answers_pass_the_published_schema(
         ("carrier_trips", "AA"): FakeFeatures(features={"last_delay": 20.0, "trips_1h": 3}),
         ("aircraft_trips", "N1"): FakeFeatures(features={"last_delay": 3.0}),
     }
-    scorer = Scorer(spec, card.served_version, views=VIEWS, reader=FakeReader(stored), model=model)
+    scorer = make_scorer(spec, model, served=card.served_version, reader=FakeReader(stored))
     rows = [{"distance": 100.0 * number, "tail_number": "N1" if number % 2 else None} for number in range(1_500)]
     scored = await scorer.score(make_triggers(*rows), now_us=T0_US)
 

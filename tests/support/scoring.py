@@ -1,5 +1,6 @@
 """A small model with its views, and fakes of the services that scoring needs."""
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,10 +12,15 @@ from numpy.typing import NDArray
 from offline.label import Label
 from schemas.aggregation import count, from_event, last, max_
 from schemas.entity import Entity
+from schemas.ladder import NO_LADDER
 from schemas.model import ModelInput, ModelOutput, ModelSpec, ServedVersion, ViewReference
 from schemas.source import EventSource
 from schemas.view import FeatureView
-from streams.ports import Inference
+from streams.inference.guard import GuardedModel
+from streams.inference.scorer import Scorer
+from streams.inference.served_model import ServedModel
+from streams.inference.vector import VectorReader
+from streams.ports import Inference, ModelServer
 from tests.support.feature_rows import T0_US, make_rows
 
 MINUTE_US = 60_000_000
@@ -94,6 +100,7 @@ def make_spec(**changes: Any) -> ModelSpec:
             ModelInput.of(AIRCRAFT, "last_delay", key="tail_number"),
         ),
         "outputs": (ModelOutput(column="probability", tensor="probabilities", width=2, index=1, minimum=0, maximum=1),),
+        "ladder": NO_LADDER,
     }
     return ModelSpec(**settings | changes)
 
@@ -227,3 +234,17 @@ class FakeModel:
 
     async def recover(self) -> None:
         self.recoveries += 1
+
+
+def make_scorer(
+    spec: ModelSpec, model: ModelServer, *, served: ServedVersion = SERVED, reader: FakeReader | None = None
+) -> Scorer:
+    """Score by a model server that may be a fake; nothing is waited for between two attempts."""
+
+    async def sleep(_: float) -> None:
+        await asyncio.sleep(0)
+
+    probe = np.zeros((1, len(spec.inputs)), dtype=np.float32)
+    guard = GuardedModel(spec.name, model, probe=probe, timeout_s=5.0, pause_s=0.01, sleep=sleep)
+    vectors = VectorReader(spec, views=VIEWS, reader=reader or FakeReader(), sleep=sleep)
+    return Scorer(ServedModel(spec, served, server=model, guard=guard), vectors=vectors)

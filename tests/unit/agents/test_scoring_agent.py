@@ -10,17 +10,15 @@ from prometheus_client import CollectorRegistry
 from schemas.errors import ConfigError, InferenceUnavailableError
 from streams.agents import scoring as scoring_module
 from streams.agents.scoring import MAX_BATCH_ROWS, ScoringWorker
-from streams.inference.scorer import Scorer
 from streams.observability.metrics import Metrics
 from streams.wire import encode_rows
 from tests.support.feature_rows import T0_US
 from tests.support.scoring import (
     SERVED,
     TRIPS,
-    VIEWS,
     FakeModel,
-    FakeReader,
     by_distance,
+    make_scorer,
     make_spec,
     make_triggers,
 )
@@ -91,7 +89,7 @@ async def model() -> Gate:
 async def worker(model: Gate, monkeypatch: pytest.MonkeyPatch) -> ScoringWorker:
     monkeypatch.setattr(scoring_module, "_MAX_RETRY_S", 0.01)
     monkeypatch.setattr(scoring_module, "_RELEASE_GRACE_S", 0.05)
-    scorer = Scorer(SPEC, SERVED, views=VIEWS, reader=FakeReader(), model=model, attempts=1, backoff_s=0.0)
+    scorer = make_scorer(SPEC, model)
 
     async def connect() -> None:
         if model.is_down:
@@ -283,7 +281,6 @@ async def test_rows_that_are_not_scored_and_calls_that_are_repeated_are_metered(
     worker: ScoringWorker, model: Gate
 ) -> None:
     model.inner.failures = [InferenceUnavailableError("no Triton")]
-    worker._scorer._attempts = 2
     await handle(worker, make_event(0, 2))
     await handle(worker, make_event(2, 3, pane="ON_TIME"))
     await handle(worker, make_event(5, 1, definition_hash="another"))

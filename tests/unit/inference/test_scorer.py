@@ -1,5 +1,6 @@
 import json
 import logging
+from collections.abc import Mapping
 
 import numpy as np
 import pyarrow as pa
@@ -9,7 +10,6 @@ from jsonschema import Draft202012Validator
 
 from schemas.errors import (
     ConfigError,
-    InferenceTimeoutError,
     InferenceUnavailableError,
     SchemaMismatchError,
     SinkUnavailableError,
@@ -18,7 +18,12 @@ from schemas.errors import (
 from schemas.model import ModelInput, ModelOutput, ModelSpec, ViewReference
 from schemas.score import Arm, score_json_schema, score_row_schema
 from schemas.text_time import with_text_times
-from streams.inference.scorer import Scored, Scorer, encode_scores, with_total_latency
+from schemas.view import FeatureView
+from streams.inference.guard import GuardedModel
+from streams.inference.score_table import encode_scores, with_total_latency
+from streams.inference.scorer import Scored, Scorer
+from streams.inference.served_model import ServedModel
+from streams.inference.vector import VectorReader
 from streams.ports import Inference
 from tests.support.feature_rows import T0_US
 from tests.support.scoring import (
@@ -40,6 +45,7 @@ from tests.support.scoring import (
 )
 
 NOW_US = T0_US + 10_000
+PROBE = np.zeros((1, 5), dtype=np.float32)
 STORED = {
     ("carrier_trips", "AA"): FakeFeatures(features={"last_delay": 7.0, "trips_1h": 3}),
     ("carrier_trips", "UA"): FakeFeatures(features={"last_delay": 9.0, "trips_1h": 5}),
@@ -52,7 +58,8 @@ def make_scorer(
     spec: ModelSpec | None = None,
     reader: FakeReader | None = None,
     model: FakeModel | None = None,
-    **changes: object,
+    views: Mapping[str, FeatureView] = VIEWS,
+    arm: Arm = Arm.CHAMPION,
 ) -> Scorer:
     ticks = iter(range(0, 10**12, 2_000_000))  # every look at the clock is 2 ms later
     waits: list[float] = []
@@ -60,10 +67,11 @@ def make_scorer(
     async def sleep(seconds: float) -> None:
         waits.append(seconds)
 
-    settings = {"views": VIEWS, "clock_ns": lambda: next(ticks), "sleep": sleep} | changes
-    scorer = Scorer(
-        spec or make_spec(), SERVED, reader=reader or FakeReader(STORED), model=model or FakeModel(), **settings
-    )
+    spec, model = spec or make_spec(), model or FakeModel()
+    guard = GuardedModel(spec.name, model, probe=PROBE, timeout_s=5.0, sleep=sleep)
+    served = ServedModel(spec, SERVED, server=model, guard=guard, arm=arm)
+    vectors = VectorReader(spec, views=views, reader=reader or FakeReader(STORED), sleep=sleep)
+    scorer = Scorer(served, vectors=vectors, clock_ns=lambda: next(ticks))
     scorer.waits = waits
     return scorer
 
@@ -119,8 +127,8 @@ async def test_a_score_says_what_was_scored_by_what_from_what():
         "complete": True,
         "watermark": None,
         "supersedes": None,
-        # The row: in the broker at 1 ms, computed at 2 ms, scored from 10 ms on; the clock is looked at four times.
-        "latency_ms": {"features": 1.0, "queue": 8.0, "lookup": 2.0, "inference": 2.0, "total": 15.0},
+        # The row: in the broker at 1 ms, computed at 2 ms, scored from 10 ms on; the clock is looked at three times.
+        "latency_ms": {"features": 1.0, "queue": 8.0, "lookup": 2.0, "inference": 2.0, "total": 13.0},
     }
 
 
@@ -318,33 +326,29 @@ async def test_integer_and_boolean_outputs_must_be_such():
     ]
 
 
-async def test_a_model_that_is_away_is_tried_again_and_brought_back(caplog: pytest.LogCaptureFixture):
-    model = FakeModel(failures=[InferenceUnavailableError("gone"), InferenceTimeoutError("slow")])
+async def test_a_model_that_fails_once_is_tried_again(caplog: pytest.LogCaptureFixture):
+    model = FakeModel(failures=[InferenceUnavailableError("gone")])
     scorer = make_scorer(model=model)
     failures = []
     with caplog.at_level(logging.WARNING):
         scored = await scorer.score(make_triggers({}), now_us=NOW_US, on_failure=failures.append)
 
     assert scored.scores.num_rows == 1
-    assert failures == ["triton", "triton"]
-    # Only for the one that was gone: a model that is slow would be made slower.
-    assert (model.recoveries, scorer.waits) == (1, [0.2, 0.4])
-    assert [record.message for record in caplog.records] == [
-        "attempt 1 of 3 failed: gone",
-        "attempt 2 of 3 failed: slow",
-    ]
+    assert failures == ["triton"]
+    assert [0.01 <= wait <= 0.03 for wait in scorer.waits] == [True]
+    assert [record.message for record in caplog.records] == ["inference: attempt 1 of 2 failed: gone"]
 
 
 async def test_after_the_last_attempt_the_error_is_raised_so_that_the_rows_are_kept():
     model = FakeModel(failures=[InferenceUnavailableError(f"gone {number}") for number in range(9)])
     reader, failures = FakeReader(STORED, failures=[SinkUnavailableError("gone")]), []
-    with pytest.raises(InferenceUnavailableError, match="gone 2"):
+    with pytest.raises(InferenceUnavailableError, match="gone 1"):
         await make_scorer(model=model, reader=reader).score(
             make_triggers({}), now_us=NOW_US, on_failure=failures.append
         )
 
-    assert len(model.batches) == 3
-    assert failures == ["redis", "triton", "triton", "triton"]
+    assert len(model.batches) == 3  # two attempts, and a look whether the row is to blame
+    assert failures == ["redis", "triton", "triton"]
 
 
 async def test_an_online_store_that_is_away_is_tried_again():
@@ -356,11 +360,11 @@ async def test_an_online_store_that_is_away_is_tried_again():
 
 
 async def test_a_model_that_wants_other_inputs_is_not_tried_again():
-    model = FakeModel(failures=[TensorMismatchError("wants 6 features")])
+    model = FakeModel(failures=[TensorMismatchError("wants 6 features")] * 2)
     with pytest.raises(TensorMismatchError):
         await make_scorer(model=model).score(make_triggers({}), now_us=NOW_US)
 
-    assert len(model.batches) == 1
+    assert [len(batch) for batch in model.batches] == [1, 1]  # the row, and one that a working model answers
 
 
 async def test_scoring_the_same_rows_again_gives_the_same_scores():
@@ -425,11 +429,6 @@ def test_a_trigger_view_that_leaves_out_rows_is_refused():
     spec = make_spec(trigger=ViewReference.of(latest), inputs=(ModelInput.of(latest, "distance"),))
     with pytest.raises(ConfigError, match="`emit` 'latest', expected 'every_event'"):
         make_scorer(spec=spec, views={"trips": latest})
-
-
-def test_fewer_than_one_attempt_is_refused():
-    with pytest.raises(ConfigError, match="`attempts` is 0, expected 1 or more"):
-        make_scorer(attempts=0)
 
 
 async def test_chunked_rows_are_scored_like_whole_ones():

@@ -394,7 +394,7 @@ async def test_nothing_is_loaded_where_the_server_is_gone(client: FakeClient, ca
 
 
 async def test_a_model_that_is_not_connected_says_so():
-    with pytest.raises(InferenceUnavailableError, match=r"is not connected; call connect\(\) before"):
+    with pytest.raises(InferenceUnavailableError, match=r"is not connected: what runs there has not been proved"):
         await make_model().infer(features(1), timeout_s=1)
 
 

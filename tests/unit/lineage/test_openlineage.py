@@ -25,6 +25,7 @@ from openlineage.client.serde import Serde
 from openlineage.client.transport import Config, Transport
 
 from schemas.errors import ConfigError
+from schemas.ladder import NO_LADDER
 from schemas.model import ModelInput, ModelOutput, ModelSpec, ViewReference
 from schemas.time import parse_rfc3339_us
 from streams.lineage.dataset import FACETS, FeatureViewDatasetFacet, KafkaOffsetsInputDatasetFacet, Stores
@@ -197,6 +198,7 @@ class TestEvents:
             entity="user_id",
             inputs=(ModelInput.of(VIEW, "clicks_5m"), ModelInput.of(other, "clicks_5m", key="category_last")),
             outputs=(ModelOutput(column="probability", tensor="p"),),
+            ladder=NO_LADDER,
         )
         transport = RecordingTransport()
         with LineageEmitter(transport, stores=STORES) as emitter:

@@ -3,8 +3,8 @@ import asyncio
 import pytest
 
 from schemas.errors import SinkRejectedError, SinkUnavailableError
-from streams.serving import breaker as module
-from streams.serving.breaker import Breaker
+from streams import breaker as module
+from streams.breaker import Breaker
 
 
 class Clock:
