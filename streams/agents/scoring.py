@@ -39,6 +39,8 @@ Answer = TypeVar("Answer")
 MAX_BATCH_ROWS: Final = 4_096
 _MAX_BATCH_BYTES: Final = 64 * 2**20
 _MAX_WAIT_US: Final = 10_000
+_MAX_SIDE_BY_SIDE: Final = 4
+"""Batches that are scored at once: more would wait for the same server, and hold memory."""
 _MAX_RETRY_S: Final = 2.0
 _RELEASE_GRACE_S: Final = 5.0
 _START_GRACE_S: Final = 10.0
@@ -196,7 +198,7 @@ class ScoringWorker:
         started_us = time.time_ns() // 1_000
         try:
             await self._until_connected()
-            made = [await self._score(batch) for batch in batches]
+            made = await self._score_side_by_side(batches)
         except _ReleasedError:
             self._is_cut = True
             return
@@ -204,6 +206,23 @@ class ScoringWorker:
             for batch, scored in zip(batches, made, strict=True):
                 await self._write(batch, scored)
         self._tell_lineage(batches, made, started_us=started_us)
+
+    async def _score_side_by_side(self, batches: Sequence[MicroBatch[_Chunk]]) -> list[Scored]:
+        """Score several batches: one is looked up while another is at the server; they are written in their order."""
+        places = asyncio.Semaphore(_MAX_SIDE_BY_SIDE)
+
+        async def score(batch: MicroBatch[_Chunk]) -> Scored:
+            async with places:
+                return await self._score(batch)
+
+        tasks = [asyncio.ensure_future(score(batch)) for batch in batches]
+        try:
+            return list(await asyncio.gather(*tasks))
+        finally:
+            # Where one fails, none of the others goes on behind what comes next.
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _score(self, batch: MicroBatch[_Chunk]) -> Scored:
         started = time.perf_counter()

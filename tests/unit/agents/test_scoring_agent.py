@@ -157,6 +157,30 @@ async def test_a_full_batch_goes_at_once_with_what_is_left_of_its_chunk(worker: 
     assert event.acks == 1
 
 
+async def test_batches_of_a_chunk_are_scored_side_by_side_and_written_in_their_order(
+    worker: ScoringWorker, model: Gate
+) -> None:
+    await worker._until_connected()
+    waiting: list[asyncio.Event] = []
+
+    async def answer_last_first(features: Any, *, timeout_s: float) -> Any:
+        mine = asyncio.Event()
+        waiting.append(mine)
+        if len(waiting) == 3:
+            mine.set()
+        await mine.wait()
+        if (at := waiting.index(mine)) > 0:
+            waiting[at - 1].set()
+        return await model.inner.infer(features, timeout_s=timeout_s)
+
+    model.infer = answer_last_first  # type: ignore[method-assign]  # answers once three are asked, the last one first
+    event = make_event(0, 2 * MAX_BATCH_ROWS + 1)
+    await asyncio.wait_for(handle(worker, event), 30)
+    requests = [json.loads(row)["request_id"] for row in worker._epoch.rows]  # type: ignore[attr-defined]  # a fake
+    assert requests == [f"r{number}" for number in range(2 * MAX_BATCH_ROWS + 1)]
+    assert event.acks == 1
+
+
 async def test_commits_go_on_while_the_model_does_not_answer(worker: ScoringWorker, model: Gate) -> None:
     model.is_down = True
     event = make_event(0, MAX_BATCH_ROWS)
