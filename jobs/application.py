@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Final
 
 from jobs.role import Role
+from jobs.schema_registry import name_registry
 from schemas.contract import Contract
 from schemas.errors import ConfigError, HeadraceError
 from schemas.evolution import check_evolution
@@ -109,6 +110,7 @@ def load_application(module: str) -> Application:
     Raises:
         ConfigError: It cannot be imported, defines no views, or a model reads a view that is not as it pins it.
     """
+    name_registry()
     loaded = _import(module)
     standing = {name: value for name, value in vars(loaded).items() if isinstance(value, FeatureView)}
     views = list(getattr(loaded, "VIEWS", {id(view): view for view in standing.values()}.values()))

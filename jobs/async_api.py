@@ -5,12 +5,14 @@ from typing import Any, Final
 
 from jobs.application import Application
 from jobs.topics import Topic, application_topics
+from schemas.contract import Contract
 from schemas.generated_contract import feature_json_schema
 from schemas.row import Reason
 from schemas.score import score_json_schema
 from schemas.topology import connect
 
 ASYNC_API_VERSION: Final = "3.0.0"
+_CONTENT_TYPES: Final = {"avro": "application/avro", "protobuf": "application/protobuf"}
 _BINDING_VERSION: Final = "0.5.0"
 _SCHEMA_FORMAT: Final = "application/schema+json;version=draft-07"
 """The one that every AsyncAPI tool reads; what the contracts use of draft 2020-12 means the same in it."""
@@ -99,7 +101,7 @@ def _messages(application: Application) -> dict[str, dict[str, Any]]:
         found[source.topic] = {
             "kind": "event",
             "description": f"Raw events, contract {source.contract}.",
-            "message": _message(source.contract, source.schema.document, key=source.key),
+            "message": _event(source.schema, key=source.key),
         }
         found[source.dead_letter_topic] = {
             "kind": "dead_letter",
@@ -137,6 +139,23 @@ def _messages(application: Application) -> dict[str, dict[str, Any]]:
                 "message": {"name": "internal", "contentType": "application/octet-stream"},
             }
     return found
+
+
+def _event(contract: Contract, *, key: str | None) -> dict[str, Any]:
+    """Describe raw events: of Avro and Protobuf by the schema that their bytes are read by."""
+    message = _message(contract.reference, contract.document, key=key)
+    if contract.wire is not None:
+        kind, schema = contract.wire.description
+        message |= {"contentType": _CONTENT_TYPES[contract.format], "payload": {"schemaFormat": kind, "schema": schema}}
+    if contract.is_framed:
+        message["bindings"] = {
+            "kafka": {
+                **message.get("bindings", {}).get("kafka", {"bindingVersion": _BINDING_VERSION}),
+                "schemaIdLocation": "payload",
+                "schemaIdPayloadEncoding": "confluent",
+            }
+        }
+    return message
 
 
 def _message(name: str, schema: Mapping[str, Any], *, key: str | None) -> dict[str, Any]:

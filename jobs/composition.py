@@ -8,8 +8,9 @@ from typing import Any
 import faust
 from confluent_kafka import Consumer
 
-from jobs.application import Application, consumer_groups, scored_model, scores_kept
+from jobs.application import Application, consumer_groups, contracts_of, scored_model, scores_kept
 from jobs.role import Role
+from jobs.schema_registry import check_registry
 from jobs.settings import Settings
 from jobs.topics import application_topics, ensure_topics
 from offline.card import load_card
@@ -60,6 +61,8 @@ def run_worker(
         ServiceError: Kafka cannot be reached.
     """
     brokers, redis_url = settings.address("kafka"), settings.address("redis")
+    if role is Role.FEATURES:
+        check_registry(settings, contracts_of(application.views.values()))
     begin_at = None if start_at is None else _begin_at(start_at, role, application)
     ensure_topics(brokers, application_topics(application), patience_s=_PATIENCE_S)
     metrics, health = Metrics(), Health()

@@ -53,6 +53,19 @@ def _redis_url(text: str) -> str | None:
     return text or None
 
 
+def _registry_url(text: str) -> str | None:
+    if text:
+        # It loads the client library, which a setting that is not there must not cost.
+        from streams.transport.schema_registry import registry_config  # noqa: PLC0415
+
+        try:
+            registry_config(text)
+        except ConfigError as exc:
+            msg = f"HEADRACE_SCHEMA_REGISTRY: {exc}"  # without user and password, which the text may hold
+            raise ConfigError(msg) from exc
+    return text or None
+
+
 def _flag(text: str) -> bool:
     if text.lower() not in _TRUE + _FALSE:
         raise ValueError(text)
@@ -147,6 +160,16 @@ class Settings:
             default="",
             doc="gRPC endpoint of a Triton to use; without it the local one.",
             read=_host_and_port,
+        ),
+    ]
+    schema_registry: Annotated[
+        str | None,
+        Variable(
+            "HEADRACE_SCHEMA_REGISTRY",
+            kind="http://host:port or https://user:password@host:port",
+            default="",
+            doc="URL of a Confluent-compatible schema registry, for contracts with `x-framing`; ?ssl_ca_certs=FILE.",
+            read=_registry_url,
         ),
     ]
     use_triton_fallback: Annotated[

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import typer
 
 from jobs.reach import reach_kafka
+from jobs.schema_registry import name_registry
 from jobs.settings import Settings
 from jobs.topic_reader import read_topic
 from schemas.contract import Contract, load_contract
@@ -53,6 +54,7 @@ def snapshot(
         raise ConfigError(msg)
     brokers = Settings.from_environment(os.environ).address("kafka")
     reach_kafka(brokers)
+    name_registry()
     table, ends = read_newest(brokers, topic, rules)
     if valid_from is not None:
         table = _with_times(table, valid_from, rules)

@@ -76,7 +76,7 @@ class DecodedCut:
             headers=[None] * len(cut),
             next_offset=cut.first_number + len(cut),
         )
-        decoded = decode(batch, source.schema)
+        decoded = decode(batch, source.schema.as_plain_json)
         at = decoded.rows["_offset"].to_numpy() - cut.first_number
         events, broker_time_us = decoded.rows, cut.broker_time_us[at]
         known = pa.array(broker_time_us, mask=broker_time_us == UNKNOWN_US)

@@ -65,7 +65,7 @@ class RepartitionDriver:
             mine = np.flatnonzero(cut.sources == number)
             if not len(mine):
                 continue
-            decoded = decode(_batch(cut, mine, source), source.schema)
+            decoded = decode(_batch(cut, mine, source), source.schema.as_plain_json)
             rejected.append(decoded.rejected)
             numbers = decoded.rows["_offset"].to_numpy()
             partitions = cut.partitions[numbers - cut.first_number]

@@ -25,6 +25,10 @@ class SchemaMismatchError(SchemaError):
     """A payload, file or recorded contract has another schema than the one expected."""
 
 
+class RegistryUnavailableError(SchemaError):
+    """The schema registry does not answer; may be tried again."""
+
+
 class WindowingError(HeadraceError):
     """An invariant of the event-time engine is broken; the partition must stop."""
 

@@ -102,15 +102,38 @@ def unreadable(written: Mapping[str, Any], read: Mapping[str, Any]) -> list[str]
     Returns:
         One reason for each rule that is in the way; none where every payload passes.
     """
-    found = []
+    found = list(_misread(written, read))
+    if found and found[0].startswith("payloads are "):
+        return found
     if read.get("max_bytes", _MAX_BYTES) < written.get("max_bytes", _MAX_BYTES):
         found.append(f"payloads may have {written.get('max_bytes', _MAX_BYTES)} bytes")
     for name, rules in read["fields"].items():
-        if name in read["required"] and name not in written["required"]:
+        is_there = read.get("format") == "avro"  # the schemas tell, not the values
+        if not is_there and name in read["required"] and name not in written["required"]:
             found.append(f"`{name}` may be absent")
         if name in written["fields"]:
             found += [f"`{name}` {why}" for why in _wider(written["fields"][name], rules)]
     return found
+
+
+def _misread(written: Mapping[str, Any], read: Mapping[str, Any]) -> Iterator[str]:
+    """Say why bytes of one contract may mean something else by another, whatever the rules."""
+    formats = [f"{rules.get('format', 'json')}, {rules.get('framing', 'plain')}" for rules in (written, read)]
+    if formats[0] != formats[1]:
+        yield f"payloads are {formats[0]}, expected {formats[1]}"
+    elif read.get("format") == "avro":
+        from schemas.avro import expanded, unlike, unresolvable  # noqa: PLC0415 - loaded where it is used
+
+        schemas = expanded(written["schema"]), expanded(read["schema"])
+        if "framing" in read:
+            yield from unresolvable(*schemas)
+        else:
+            plain = "in plain payloads, which do not say what wrote them"
+            yield from (f"{why}, {plain}" for why in unlike(*schemas))
+    elif read.get("format") == "protobuf":
+        from schemas.protobuf import unreadable_numbers  # noqa: PLC0415 - loaded where it is used
+
+        yield from unreadable_numbers(written, read)
 
 
 def _wider(written: Mapping[str, Any], read: Mapping[str, Any]) -> Iterator[str]:

@@ -20,6 +20,8 @@ ANNOTATIONS: Final = frozenset({"$comment", "title", "description", "examples"})
 """Keywords that are for a contract's readers alone."""
 PII: Final = "x-pii"
 """Marks a field whose values are personal: they are masked wherever one would be shown or logged, and are no rule."""
+IGNORED: Final = "x-ignored"
+"""Marks a field of an Avro or Protobuf contract that is on the wire, but is no column."""
 _BOUNDS: Final = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"})
 _LENGTHS: Final = frozenset({"minLength", "maxLength"})
 _KEYWORDS: Final[dict[str, frozenset[str]]] = {

@@ -30,7 +30,8 @@ from schemas.time import MINUS_INFINITY_US
 from schemas.view_input import ViewInput
 from streams.batch import Headers, RawBatch
 from streams.dead_letter import find_addressed
-from streams.decoding import arrival_times_us, decode
+from streams.decoded import arrival_times_us
+from streams.decoding import decode
 from streams.windowing.admission import Rejections, Screen
 from streams.windowing.idleness import IdleClock
 from streams.wire import decode_rows, encode_keys, encode_rows

@@ -9,7 +9,7 @@ import logging
 import math
 import time
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ from schemas.topology import connect
 from schemas.view import FeatureView
 from streams.agents.dead_letter import write_dead_letter
 from streams.agents.worker import consume, consumer_config, create_app, fail
+from streams.agents.writer_schema import learn_writers
 from streams.batch import RawBatch
 from streams.lineage.openlineage import LineageEmitter
 from streams.observability.metrics import Metrics
@@ -123,11 +124,29 @@ class FeaturesWorker:
             before_commit=self._write_state,
         )
         for topic in self._topology.topics:
-            consume(self.app, topic, self._handle, lock=self._lock)
+            consume(self.app, topic, self._handle, lock=self._lock, before=self._learning(topic))
         # A source that is routed says how many partitions it has before any of them has a row.
         sources = self._topology.sources.values()
         if self._topology.routes or any(source.idle_timeout_us is not None for source in sources):
             self.app.timer(interval=_IDLE_POLL_S)(self._poll_idle)
+
+    def _learning(self, topic: str) -> Callable[[Any], Awaitable[None]] | None:
+        """Make what waits for the schemas that payloads of a topic name; None where they name none."""
+        own = self._topology.sources.get(topic)
+        read = [own] if own is not None else self._topology.inputs[topic].sources
+        if not any(source.schema.is_framed for source in read):
+            return None
+
+        async def learn(event: Any) -> None:
+            await learn_writers(
+                event.value,
+                is_routed=own is None,
+                is_wanted=lambda: not self._options.has_failed and bool(self.app.consumer.is_current(event)),
+                metrics=self._metrics,
+                role="features",
+            )
+
+        return learn
 
     async def _handle(self, event: Any) -> None:
         await self._process(event.value)

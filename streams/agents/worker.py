@@ -116,7 +116,12 @@ def consumer_config(group: str, *, brokers: str) -> dict[str, Any]:
 
 
 def consume(
-    app: faust.App, topic: str, handle: Callable[[Any], Awaitable[None]], *, lock: asyncio.Lock | None = None
+    app: faust.App,
+    topic: str,
+    handle: Callable[[Any], Awaitable[None]],
+    *,
+    lock: asyncio.Lock | None = None,
+    before: Callable[[Any], Awaitable[None]] | None = None,
 ) -> None:
     """Have an agent of ``app`` hand every event of ``topic`` to ``handle``, which acknowledges it when all is done.
 
@@ -128,23 +133,29 @@ def consume(
         topic: The topic.
         handle: Called with one event after the other.
         lock: Held meanwhile.
+        before: Called with each event first, without the lock: it may wait for long.
     """
     options: ConsumerOptions = app.headrace
 
     async def agent(stream: faust.StreamT) -> None:
         async for event in stream.noack().events():
+            if before is not None:
+                await _guarded(before, event)
             async with lock or nullcontext():
                 # Partitions may have gone while it waited. And Faust starts an agent that failed again.
                 if options.has_failed or not app.consumer.is_current(event):
                     continue
-                try:
-                    await handle(event)
-                except Exception as exc:
-                    batch: RawBatch = event.value
-                    offsets = f"{int(batch.offsets[0])} to {batch.next_offset - 1}"
-                    logger.exception("%s-%d, offsets %s: failed", batch.topic, batch.partition, offsets)
-                    await fail(app, exc)
-                    raise
+                await _guarded(handle, event)
+
+    async def _guarded(act: Callable[[Any], Awaitable[None]], event: Any) -> None:
+        try:
+            await act(event)
+        except Exception as exc:
+            batch: RawBatch = event.value
+            offsets = f"{int(batch.offsets[0])} to {batch.next_offset - 1}"
+            logger.exception("%s-%d, offsets %s: failed", batch.topic, batch.partition, offsets)
+            await fail(app, exc)
+            raise
 
     app.agent(app.topic(topic, schema=ColumnarSchema()), name=f"{app.conf.id}:{topic}")(agent)
 

@@ -266,7 +266,10 @@ class Metrics:
         self._observe(self._offline_commit_duration, seconds, view)
 
     def store_retried(self, role: str, *, store: str) -> None:
-        """Report that a call is repeated because a store (``redis``, ``delta``, ``triton``) did not answer."""
+        """Report that a call is repeated because a store (``redis``, ``delta``, ``triton``) did not answer.
+
+        A schema registry counts as one.
+        """
         self._add(self._store_retries, 1, role, store)
         self.retries[store] = self.retries.get(store, 0) + 1
 

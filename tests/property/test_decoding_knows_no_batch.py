@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from schemas.contract import Contract
 from streams.batch import PayloadColumn
-from streams.decoding import DecodedBatch, decode
+from streams.decoded import DecodedBatch
+from streams.decoding import decode
 from tests.support.transport import make_batch
 
 CONTRACT = Contract(

