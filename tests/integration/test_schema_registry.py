@@ -145,9 +145,7 @@ def test_schemas_that_refer_to_others_are_read_with_them(registry_url: str, regi
     assert decoded.rows["kind"].to_pylist() == ["click"]
 
 
-def test_protobuf_is_read_by_number_and_a_bigint_upstream_is_caught(
-    registry_url: str, registry: SchemaRegistry
-) -> None:
+def test_protobuf_is_read_by_number_and_a_bigint_is_caught(registry_url: str, registry: SchemaRegistry) -> None:
     grown = 'syntax = "proto3"; package shop; message Order { string key = 1; int64 at = 2; int64 n = 3; }'
     number = register(registry_url, "grown-value", grown, "PROTOBUF")
     use_registry(lambda: registry)
