@@ -13,6 +13,10 @@ from schemas.topology import connect
 
 ASYNC_API_VERSION: Final = "3.0.0"
 _CONTENT_TYPES: Final = {"avro": "application/avro", "protobuf": "application/protobuf"}
+_INTERNAL: Final = {
+    "repartition.": "Rows on their way to views of another key.",
+    "redriven.": "Dead letters that have been sent again, so that none goes twice.",
+}
 _BINDING_VERSION: Final = "0.5.0"
 _SCHEMA_FORMAT: Final = "application/schema+json;version=draft-07"
 """The one that every AsyncAPI tool reads; what the contracts use of draft 2020-12 means the same in it."""
@@ -128,10 +132,9 @@ def _messages(application: Application) -> dict[str, dict[str, Any]]:
         }
     for topic in application_topics(application):
         if topic.name not in found:
-            description = (
-                "Rows on their way to views of another key."
-                if topic.name.startswith("repartition.")
-                else ("State, from which a worker goes on.")
+            description = next(
+                (text for beginning, text in _INTERNAL.items() if topic.name.startswith(beginning)),
+                "State, from which a worker goes on.",
             )
             found[topic.name] = {
                 "kind": "internal",

@@ -46,7 +46,8 @@ class Report:
         read_p99_ms: 99th percentile at read, of the rows that were read back.
         checked_rows: Newest rows on the view's topic that were looked for in the online store now.
         unreadable_rows: How many of them are not readable.
-        oldest_unreadable_ms: How long ago the event of the oldest of them came to the broker.
+        oldest_unreadable_ms: How long ago the event of the oldest of them came to the broker, or, where no event made
+            it, it was computed.
         breaches: Where the objective is breached: ``write``, ``read``, or ``now``.
     """
 
@@ -110,7 +111,7 @@ async def _report(
 class _Found:
     checked: int
     waiting_ms: list[float]
-    """Ages, since the broker, of rows that are not readable; unknown ones are infinite."""
+    """How long rows that are not readable have waited: since their event came or, made by none, they were computed."""
 
 
 async def _look(view: FeatureView, reader: OnlineReader, *, brokers: str, rows: int) -> _Found:
@@ -131,8 +132,9 @@ async def _look(view: FeatureView, reader: OnlineReader, *, brokers: str, rows: 
         checked += 1
         stored = (value.window_end_us, value.pane_index, value.source_offset)
         if None in stored or stored < tuple(row[name] for name in ORDER_COLUMNS):
-            came_us = row["broker_time"]
-            waiting_ms.append(float("inf") if came_us is None else (now_us - came_us) / 1_000)
+            # What a silent partition fires, no event made: it has waited since it was computed.
+            came_us = row["computed_time"] if row["broker_time"] is None else row["broker_time"]
+            waiting_ms.append((now_us - came_us) / 1_000)
     return _Found(checked, waiting_ms)
 
 
@@ -176,7 +178,6 @@ def _judge(view: FeatureView, found: _Found, samples: Samples) -> Report:
         )
     }
     written = samples.total("headrace_freshness_seconds_count", view=view.name) if samples.by_name else None
-    known_ms = [age_ms for age_ms in found.waiting_ms if age_ms != float("inf")]
     return Report(
         view=view.name,
         objective_ms=bound_ms,
@@ -185,7 +186,7 @@ def _judge(view: FeatureView, found: _Found, samples: Samples) -> Report:
         **{name: None if value is None else value * 1_000 for name, value in quantiles.items()},
         checked_rows=found.checked,
         unreadable_rows=len(found.waiting_ms),
-        oldest_unreadable_ms=max(known_ms, default=None),
+        oldest_unreadable_ms=max(found.waiting_ms, default=None),
         breaches=tuple(breaches),
     )
 

@@ -12,14 +12,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
 from jobs.dead_letters import Letters
 from jobs.topic_reader import read_topic
-from jobs.topics import Topic, count_partitions, ensure_topics
+from jobs.topics import count_partitions, ensure_topics, redriven_topic
 from schemas.errors import ConfigError, ServiceError
 from schemas.row import Reason
 from streams.dead_letter import DeadLetter, marked, place_name
@@ -31,7 +31,6 @@ _CHUNK_ROWS: Final = 500
 _CHUNK_BYTES: Final = 32 * 2**20
 _LARGEST_RECORD: Final = 1_000_000_000
 """As large as the client can: what a topic takes is the broker's to say."""
-_COMPACTED: Final = {"cleanup.policy": "compact"}
 
 
 @dataclass(kw_only=True)
@@ -102,14 +101,14 @@ def redrive(
             "scored anew"
         )
         raise ConfigError(msg)
-    receipts = f"redriven.{source.name}"
+    receipts = redriven_topic(source.name).name
     done = Redriven()
     if is_dry_run:
         sent = _read_receipts(brokers, receipts) if count_partitions(brokers, [receipts]) else set()
         for rows in _chunks(brokers, letters, sent, done, max_redrives=max_redrives, limit=limit, size=_CHUNK_ROWS):
             _count(done, rows)
         return done
-    ensure_topics(brokers, [Topic(name=receipts, config=_COMPACTED)], partitions=1)
+    ensure_topics(brokers, [replace(redriven_topic(source.name), like=())], partitions=1)
     size = _CHUNK_ROWS if rate is None else max(1, min(_CHUNK_ROWS, int(rate)))
     with _transactions(brokers, source.name) as producer:
         sent = _read_receipts(brokers, receipts)

@@ -63,6 +63,11 @@ def raw_topic(name: str) -> Topic:
     return Topic(name=name, config=_KEPT_FOR_GOOD)
 
 
+def redriven_topic(source: str) -> Topic:
+    """Describe the topic that records which dead letters of a source have been sent again."""
+    return Topic(name=f"redriven.{source}", like=(source,), is_exact=False, config={"cleanup.policy": "compact"})
+
+
 def application_topics(application: Application) -> list[Topic]:
     """List the topics of an application, raw topics first, as its ``TOPICS`` wants them.
 
@@ -105,6 +110,7 @@ def plan_topics(views: Sequence[FeatureView], models: Sequence[ModelSpec]) -> li
         add(route_topic(found), *sources, config=_COMPACTED, is_exact=False)
     for source in topology.sources.values():
         add(source.dead_letter_topic, source.topic)
+        topics[redriven_topic(source.topic).name] = redriven_topic(source.topic)
     for view in views:
         add(view.topic, view.input.topic)
         add(state_topic(view.name), view.input.topic, config=_COMPACTED)

@@ -3,6 +3,10 @@
 import hashlib
 import json
 import random
+import signal
+import subprocess
+import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +17,11 @@ from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from typer.testing import CliRunner
 
+import jobs.redrive
+from jobs.application import load_application
 from jobs.commands import app
+from jobs.dead_letters import Choice, choose_sources, letter_sources
+from jobs.dead_letters import Letters as DeadLetters
 from jobs.topic_reader import read_topic
 from jobs.topics import Topic, ensure_topics
 from schemas.errors import ConfigError, ServiceError
@@ -175,6 +183,46 @@ def test_a_record_goes_again_as_it_was_to_the_partition_it_came_from_and_once(le
         done = letters.redrive(*options)
         assert (done["sent"], done["skipped"]) == (0, {"sent before": 2})
     assert len(letters.sent()) == 2
+
+
+def test_of_two_redrives_at_once_the_later_one_goes_on_and_each_record_goes_once(
+    letters: Letters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs.redrive, "_CHUNK_ROWS", 4)
+    for offset in range(20):
+        letters.write(offset=offset, partition=offset % 3)
+    application = load_application(str(letters.application))
+    (source,) = choose_sources(letter_sources(application), [letters.topic])
+    chosen = DeadLetters(letters.brokers, source, Choice())
+    later: list[dict[str, Any]] = []
+
+    def begin_another(_: object) -> None:
+        if not later:
+            later.append(letters.redrive())
+
+    with pytest.raises(ServiceError, match=r"another redrive of .* has begun and ended this one"):
+        jobs.redrive.redrive(letters.brokers, chosen, max_redrives=3, on_sent=begin_another)
+    assert (later[0]["sent"], later[0]["skipped"]) == (16, {"sent before": 4})
+    origins = Counter(headers["headrace.origin"] for *_, headers in letters.sent())
+    assert origins == {f"{letters.topic}-{offset % 3}-{offset}".encode(): 1 for offset in range(20)}
+
+
+@pytest.mark.parametrize("step", ["before", "after"])
+def test_a_redrive_that_is_killed_at_a_commit_goes_on_and_each_record_goes_once(letters: Letters, step: str) -> None:
+    for offset in range(20):
+        letters.write(offset=offset, partition=offset % 3)
+    killed = subprocess.run(
+        [sys.executable, "-m", "tests.support.dying_redrive", step, "3", "dlq", "redrive"],
+        capture_output=True,
+        check=False,
+        timeout=2 * TIMEOUT_S,
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    n_sent = {"before": 8, "after": 12}[step]
+    assert len(letters.sent()) == n_sent
+    assert letters.redrive()["sent"] == 20 - n_sent
+    origins = Counter(headers["headrace.origin"] for *_, headers in letters.sent())
+    assert origins == {f"{letters.topic}-{offset % 3}-{offset}".encode(): 1 for offset in range(20)}
 
 
 def test_letters_of_several_views_are_one_record_that_is_meant_for_them(letters: Letters) -> None:

@@ -130,7 +130,13 @@ def test_the_topics_of_a_view_are_made(kafka: str) -> None:
         base.name, version=1, entity=base.entity, source=source, slide="1m", features=dict(base.definitions)
     )
     made = ensure_topics(kafka, plan_topics([view], []), partitions=2)
-    assert made == [source.topic, f"dlq.{source.topic}", f"features.{view.name}", f"state.{view.name}"]
+    assert made == [
+        source.topic,
+        f"dlq.{source.topic}",
+        f"redriven.{source.topic}",
+        f"features.{view.name}",
+        f"state.{view.name}",
+    ]
     assert set(partition_counts(kafka, *made).values()) == {2}
     assert configuration(kafka, f"state.{view.name}")["cleanup.policy"] == "compact"
     # As the flights want it, and whatever the broker's default is.
@@ -186,7 +192,7 @@ def test_a_plan_tells_what_would_be_made_and_makes_nothing(kafka: str, applied: 
     assert planned.exit_code == 3
     assert re.search(rf"^{re.escape(applied.raw)} +4 partitions  create$", planned.stdout, re.MULTILINE)
     assert "    retention.ms=-1" in planned.stdout
-    assert planned.stdout.endswith("4 create\n")
+    assert planned.stdout.endswith("5 create\n")
     assert applied.raw not in AdminClient({"bootstrap.servers": kafka}).list_topics(timeout=TIMEOUT_S).topics
 
 
@@ -198,7 +204,7 @@ def test_what_was_applied_leaves_nothing_to_do(kafka: str, applied: Applied) -> 
     assert set(partition_counts(kafka, applied.raw, f"features.{applied.view}").values()) == {3}
     assert configuration(kafka, applied.raw)["retention.ms"] == "2592000000"
     again = applied.run("plan")
-    assert (again.exit_code, again.stdout.splitlines()[-1]) == (0, "4 keep")
+    assert (again.exit_code, again.stdout.splitlines()[-1]) == (0, "5 keep")
 
 
 def test_a_topic_that_has_changed_is_made_as_wanted_again(kafka: str, applied: Applied) -> None:

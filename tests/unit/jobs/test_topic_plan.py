@@ -16,7 +16,13 @@ def by_name(topics: list[Topic]) -> dict[str, Topic]:
 
 def test_a_view_has_its_source_and_dead_letters_rows_and_state_with_as_many_partitions() -> None:
     topics = by_name(plan_topics([make_view()], []))
-    assert list(topics) == ["store.events", "dlq.store.events", "features.user_activity", "state.user_activity"]
+    assert list(topics) == [
+        "store.events",
+        "dlq.store.events",
+        "redriven.store.events",
+        "features.user_activity",
+        "state.user_activity",
+    ]
     assert topics["store.events"].like == ()
     assert {topic.like for name, topic in topics.items() if name != "store.events"} == {("store.events",)}
 
