@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from schemas.errors import InferenceTimeoutError, InferenceUnavailableError
 from schemas.ladder import Ladder, LightModel, RecentAnswers, Rule
 from streams.inference.answer import SERVED_BY
-from streams.inference.guard import GuardedModel
+from streams.inference.guard import FAILURES, GuardedModel
 from streams.inference.served_model import LightRung, ServedModel
 from streams.inference.vector import FeatureVectors, VectorReader
 from streams.ports import Inference
@@ -61,6 +61,7 @@ class LadderMachine(RuleBasedStateMachine):
         self.clock.start()
         self.model, self.light = Server(), Server(half)
         self.pauses: list[asyncio.Future[None]] = []
+        self.failures_in_a_row = 0
         probe = np.zeros((1, 5), dtype=np.float32)
         self.guard = GuardedModel("delay", self.model, probe=probe, timeout_s=5.0, pause_s=PAUSE_S, sleep=self.sleep)
         light = GuardedModel("light", self.light, probe=probe, timeout_s=1.0, sleep=self.sleep)
@@ -125,6 +126,17 @@ class LadderMachine(RuleBasedStateMachine):
             assert len(self.model.batches) == asked_before, "a row waited for a model that is left alone"
         elif self.model.state == "up":
             assert not_shed == ["model" if d != POISON else not_shed[at] for at, d in enumerate(to_ask)]
+
+        self._see_breaker(was_open=was_open, has_asked=bool(to_ask))
+
+    def _see_breaker(self, *, was_open: bool, has_asked: bool) -> None:
+        """It opens at the third batch in a row that the model fails as a whole, and at no other."""
+        if was_open or not has_asked:
+            return
+        if self.failures_in_a_row == FAILURES:  # a probe has closed it since
+            self.failures_in_a_row = 0
+        self.failures_in_a_row = 0 if self.model.state == "up" else self.failures_in_a_row + 1
+        assert self.guard.is_open == (self.failures_in_a_row == FAILURES)
 
     async def _answer(self, distances: list[float], is_shed: NDArray[np.bool_]) -> Any:
         return await self.served.answer(await self.vectors(distances), is_shed=is_shed)

@@ -291,7 +291,7 @@ def test_a_benchmark_that_is_not_there_is_refused(name: str) -> None:
     assert isinstance(result.exception, ConfigError)
     assert (
         str(result.exception)
-        == f"benchmark '{name}' is not there, expected one of ['engine', 'live', 'online', 'soak']"
+        == f"benchmark '{name}' is not there, expected one of ['engine', 'live', 'online', 'scoring', 'soak']"
     )
 
 
