@@ -54,6 +54,9 @@ COMMANDS: Final = {
     ),
     "produce": _Entry("produce", "app", "Flights", "Put events of real input on Kafka."),
     "train": _Entry("train", "train", "Flights", "Train the late-arrival model on the offline features."),
+    "models": _Entry(
+        "models_command", "app", "Offline", "Versions of models: their cards and files, and which of them serves."
+    ),
     "views": _Entry("views_command", "views", "Look", "List the feature views, and whether they are recorded."),
     "schemas": _Entry(
         "schemas_command",

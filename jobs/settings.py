@@ -192,6 +192,17 @@ class Settings:
             read=_path,
         ),
     ]
+    model_store: Annotated[
+        str | None,
+        Variable(
+            "HEADRACE_MODEL_STORE",
+            kind="directory or URL",
+            default="",
+            doc="Where model files are kept by their hash: a directory, s3://, gs:// or abfss://; without it, beside "
+            "their cards alone.",
+            read=lambda text: text or None,
+        ),
+    ]
     delta: Annotated[
         str,
         Variable(

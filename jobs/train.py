@@ -16,7 +16,15 @@ from jobs.flights import model as flights
 from jobs.flights.views import VIEWS
 from jobs.settings import Settings
 from offline.card import ModelCard
-from offline.training import build_training_set, read_tables, train_light_model, train_model, write_model
+from offline.model_store import ModelStore
+from offline.training import (
+    build_training_set,
+    read_table_versions,
+    read_tables,
+    train_light_model,
+    train_model,
+    write_model,
+)
 from schemas.errors import ConfigError
 from schemas.time import END_OF_TIME_US, parse_rfc3339_us
 
@@ -49,6 +57,7 @@ def train(
     card = train_late_arrival(
         delta or settings.delta,
         repository or settings.model_repository,
+        store=settings.model_store,
         until_us=END_OF_TIME_US if until is None else _moment_us(until),
         version=version,
         created_us=time.time_ns() // 1_000,
@@ -57,7 +66,13 @@ def train(
 
 
 def train_late_arrival(
-    delta: str | Path, repository: Path, *, created_us: int, until_us: int = END_OF_TIME_US, version: int | None = None
+    delta: str | Path,
+    repository: Path,
+    *,
+    created_us: int,
+    until_us: int = END_OF_TIME_US,
+    version: int | None = None,
+    store: str | None = None,
 ) -> ModelCard:
     """Train the late-arrival model and its light model, and write both to a repository.
 
@@ -67,6 +82,10 @@ def train_late_arrival(
         created_us: The time now, for the card.
         until_us: Rows with an event time from here on are not looked at.
         version: Version to write, the next one when None.
+        store: Model store that takes the file too; None for none.
+
+    Returns:
+        The card; that of the version before, where nothing has changed since.
 
     Raises:
         ConfigError: There are too few rows, only one class, packages missing, or the repository takes no files.
@@ -78,14 +97,25 @@ def train_late_arrival(
         named=f"the model repository is {str(repository)!r}",
         remedy="; set HEADRACE_MODEL_REPOSITORY or `--repository` to one",
     )
+    kept = None if store is None else ModelStore(store)
+    at = read_table_versions(delta, spec, label, views=views)
     tables = read_tables(delta, spec, label, views=views, until_us=until_us)
-    training_set = build_training_set(spec, label, views=views, tables=tables)
+    training_set = build_training_set(spec, label, views=views, tables=tables, table_versions=at)
     trained = train_model(spec, training_set, label=label)
     if spec.light is not None:
         # Before the model itself: there is never one whose light model is still missing.
         light = train_light_model(spec.light, training_set, label=label)
-        write_model(repository, light, created_us=created_us, version=version, description=flights.LIGHT_DESCRIPTION)
-    return write_model(repository, trained, created_us=created_us, version=version, description=flights.DESCRIPTION)
+        write_model(
+            repository, light, created_us=created_us, version=version, store=kept, description=flights.LIGHT_DESCRIPTION
+        )
+    return write_model(
+        repository,
+        trained,
+        created_us=created_us,
+        version=version,
+        store=kept,
+        description=flights.DESCRIPTION,
+    )
 
 
 def _moment_us(text: str) -> int:
@@ -105,6 +135,7 @@ def _print(card: ModelCard, repository: Path, *, took_s: float, as_json: bool) -
         document: dict[str, Any] = {
             "model": card.name,
             "version": card.version,
+            "semver": card.semver,
             "sha256": card.sha256,
             "directory": str(directory),
             "training": card.training,
@@ -124,4 +155,4 @@ def _print(card: ModelCard, repository: Path, *, took_s: float, as_json: bool) -
         )
     console = Console()
     console.print(table)
-    console.print(f"{directory} written in {took_s:.1f} s", soft_wrap=True)
+    console.print(f"{directory} written in {took_s:.1f} s: {card.semver}", soft_wrap=True)

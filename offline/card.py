@@ -9,10 +9,11 @@ few golden rows, so that whoever serves it can prove that it is this model and t
 """
 
 import hashlib
+import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, get_origin
 
 import numpy as np
 import yaml
@@ -22,6 +23,7 @@ from schemas.model import GoldenRows, ModelSpec, ServedVersion
 
 MODEL_FILE: Final = "model.onnx"
 CARD_FILE: Final = "model.yaml"
+SEMVER: Final = re.compile(r"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)")
 MAX_BATCH_SIZE: Final = 1_024
 """Rows in one request; above it the fixed cost of a request no longer shows."""
 
@@ -33,6 +35,7 @@ class ModelCard:
     Attributes:
         name: The model's name.
         version: Version on the model server, 1 or more.
+        semver: Semantic version, by what changed since the one before it (:mod:`offline.release`).
         contract: ``name@version`` of the spec it was trained for.
         sha256: SHA-256 of the model file.
         license: SPDX license identifier of the model.
@@ -43,6 +46,8 @@ class ModelCard:
         outputs: Output columns: ``column``, ``tensor``, ``datatype``, ``width``, ``index``.
         training: Data and parameters: ``from``, ``until``, ``rows``, ``base_rate``, ``label``, ``framework``,
             ``parameters``.
+        training_set: What the rows were made of: ``sha256`` of all of them, ``rows``, and for each view its version,
+            definition hash, version of its table, rows read, and shares of statuses and nulls.
         evaluation: On rows later than all of training: ``from``, ``until``, ``rows``, ``base_rate``, ``auc``,
             ``brier``.
         golden: Rows with the outputs expected for them: ``inputs`` (null is missing), ``outputs`` by column.
@@ -52,6 +57,7 @@ class ModelCard:
 
     name: str
     version: int
+    semver: str
     contract: str
     sha256: str
     license: str
@@ -60,6 +66,7 @@ class ModelCard:
     inputs: list[dict[str, Any]]
     outputs: list[dict[str, Any]]
     training: dict[str, Any]
+    training_set: dict[str, Any]
     evaluation: dict[str, Any]
     golden: list[dict[str, Any]]
     linear: dict[str, Any] | None = None
@@ -148,6 +155,24 @@ def load_card(repository: Path, name: str, version: int | None = None) -> ModelC
     Raises:
         ConfigError: There is no such model, its card is unreadable, or the model file is another one.
     """
+    card = read_card(repository, name, version)
+    model = repository / name / str(card.version) / MODEL_FILE
+    got = model_sha256(model) if model.is_file() else "no file"
+    if got != card.sha256:
+        remedy = "restore it or train it anew"
+        if got == "no file":
+            remedy = "get it from the model store (`headrace models fetch`), or train it anew"
+        msg = f"{model} has SHA-256 {got}, expected {card.sha256} as its card says; {remedy}"
+        raise ConfigError(msg)
+    return card
+
+
+def read_card(repository: Path, name: str, version: int | None = None) -> ModelCard:
+    """Read a model's card alone: its file may be in the model store.
+
+    Raises:
+        ConfigError: There is no such model, or its card is unreadable or lacks something.
+    """
     held = versions(repository, name)
     if not held:
         msg = f"{repository} has no model {name}, expected {name}/1/{MODEL_FILE} in it; train it (`headrace train`)"
@@ -155,15 +180,21 @@ def load_card(repository: Path, name: str, version: int | None = None) -> ModelC
     directory = repository / name / str(version or held[-1])
     path = directory / CARD_FILE
     try:
-        card = ModelCard(**yaml.safe_load(path.read_text()))
+        document = yaml.safe_load(path.read_text())
+        card = ModelCard(**document)
     except (OSError, yaml.YAMLError, TypeError) as exc:
         fault = " ".join(str(exc).split())
         msg = f"model card {path} is not readable ({fault}), expected one as `headrace train` writes it; train it anew"
         raise ConfigError(msg) from exc
-    model = directory / MODEL_FILE
-    got = model_sha256(model) if model.is_file() else "no file"
-    if got != card.sha256:
-        msg = f"{model} has SHA-256 {got}, expected {card.sha256} as its card says; restore it or train it anew"
+    needed = [field for field in fields(ModelCard) if field.default is MISSING]
+    kinds: dict[str, Any] = {field.name: get_origin(field.type) or field.type for field in needed}
+    wrong = [name for name, kind in kinds.items() if not isinstance(document[name], kind)]
+    if wrong or (card.name, card.version) != (name, int(directory.name)) or not SEMVER.fullmatch(card.semver):
+        got = {field: document[field] for field in (*wrong, "name", "version", "semver")}
+        msg = (
+            f"model card {path} has {got}, expected name {name!r}, version {directory.name}, a version such as "
+            "1.0.0, and fields as `headrace train` writes them; correct it, or train it anew"
+        )
         raise ConfigError(msg)
     return card
 
@@ -189,7 +220,7 @@ def write_version(repository: Path, *, spec: ModelSpec, card: ModelCard, model: 
         staged.rmdir()
     else:
         staged.replace(target)
-    checksums = {number: load_card(repository, spec.name, number).sha256 for number in versions(repository, spec.name)}
+    checksums = {number: read_card(repository, spec.name, number).sha256 for number in versions(repository, spec.name)}
     (home / "config.pbtxt").write_text(render_config(spec, checksums=checksums))
     return target
 

@@ -7,7 +7,7 @@ the later one, and exported; the measured model is the one that is written.
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Final, cast
@@ -18,18 +18,22 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from offline.card import ModelCard, described_inputs, described_outputs, versions, write_version
+from offline.card import ModelCard, described_inputs, described_outputs, read_card, versions, write_version
 from offline.evaluation import brier, roc_auc
 from offline.export import PROBABILITIES, check_export, export_classifier, missing_extra
 from offline.label import Label
 from offline.linear import check_linear, export_linear, fit_linear
+from offline.model_store import ModelStore
 from offline.point_in_time import read_as_of
+from offline.release import FIRST, next_release
+from offline.training_set import describe_join
 from schemas.errors import ConfigError, SinkError
 from schemas.model import ModelSpec
 from schemas.row import TIMESTAMP, Pane
+from schemas.score import InputStatus
 from schemas.time import END_OF_TIME_US, format_rfc3339
 from schemas.view import FeatureView
-from streams.sinks.offline import read_features
+from streams.sinks.offline import open_table, read_features
 
 PARAMETERS: Final[Mapping[str, Any]] = {
     "objective": "binary",
@@ -66,12 +70,22 @@ class TrainingSet:
         labels: ``(n_rows,)`` bool.
         time_us: ``(n_rows,)`` event time of the row scored.
         labelled_us: ``(n_rows,)`` event time at which its label was known.
+        views: What was read of each view (:func:`offline.training_set.describe_join`), the trigger first.
     """
 
     features: NDArray[np.float32]
     labels: NDArray[np.bool_]
     time_us: NDArray[np.int64]
     labelled_us: NDArray[np.int64]
+    views: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        """What the rows were made of, and a hash of all of them, as the model's card keeps it."""
+        digest = hashlib.sha256()
+        for array in (self.features, self.labels, self.time_us, self.labelled_us):
+            digest.update(np.ascontiguousarray(array).tobytes())
+        return {"sha256": digest.hexdigest(), "rows": len(self), "views": [dict(view) for view in self.views]}
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -83,6 +97,7 @@ class TrainingSet:
             labels=self.labels[mask],
             time_us=self.time_us[mask],
             labelled_us=self.labelled_us[mask],
+            views=self.views,
         )
 
 
@@ -94,6 +109,7 @@ class TrainedModel:
         spec: What it was trained for.
         onnx: The model file.
         training: See :class:`~offline.card.ModelCard`.
+        training_set: See :class:`~offline.card.ModelCard`.
         evaluation: See :class:`~offline.card.ModelCard`.
         golden: See :class:`~offline.card.ModelCard`.
         linear: See :class:`~offline.card.ModelCard`.
@@ -102,6 +118,7 @@ class TrainedModel:
     spec: ModelSpec
     onnx: bytes
     training: dict[str, Any]
+    training_set: dict[str, Any]
     evaluation: dict[str, Any]
     golden: list[dict[str, Any]]
     linear: dict[str, Any] | None = None
@@ -123,8 +140,22 @@ def read_tables(
     return {name: read_features(root, view, where=before) for name, view in wanted.items()}
 
 
+def read_table_versions(
+    root: str | Path, spec: ModelSpec, label: Label, *, views: Mapping[str, FeatureView]
+) -> dict[str, int]:
+    """Tell which versions the tables that training reads have now; those that are not there are left out."""
+    names = [*(reference.name for reference in spec.views), label.view.name]
+    tables = {name: open_table(root, views[name]) for name in names}
+    return {name: table.version() for name, table in tables.items() if table is not None}
+
+
 def build_training_set(
-    spec: ModelSpec, label: Label, *, views: Mapping[str, FeatureView], tables: Mapping[str, pa.Table]
+    spec: ModelSpec,
+    label: Label,
+    *,
+    views: Mapping[str, FeatureView],
+    tables: Mapping[str, pa.Table],
+    table_versions: Mapping[str, int] | None = None,
 ) -> TrainingSet:
     """Join the rows that are scored with their features as of then, and with their labels.
 
@@ -133,12 +164,24 @@ def build_training_set(
         label: What it predicts.
         views: The views by name.
         tables: Offline rows by view name, in any order.
+        table_versions: Versions of their tables, for the manifest.
     """
+    at = table_versions or {}
     triggers = _as_of_rows(tables[spec.trigger.name])
     outcomes = _as_of_rows(tables[label.view.name])
     labelled = _join_labels(triggers.select([spec.entity, "event_time"]), outcomes, entity=spec.entity, label=label)
     triggers = triggers.take(labelled["_row"].to_arrow())
     columns: dict[str, Any] = {item.name: triggers[item.feature] for item in spec.inputs_of(spec.trigger)}
+    own = triggers.select([item.feature for item in spec.inputs_of(spec.trigger)])
+    told = [
+        describe_join(
+            views[spec.trigger.name],
+            own,
+            statuses=[str(InputStatus.PRESENT)] * len(own),
+            n_rows=tables[spec.trigger.name].num_rows,
+            table_version=at.get(spec.trigger.name),
+        )
+    ]
     for reference, key in spec.lookups.items():
         found = read_as_of(
             triggers[key],
@@ -148,12 +191,22 @@ def build_training_set(
             max_age_us=spec.max_age_us,
         )
         columns |= {item.name: found.features[item.feature] for item in spec.inputs_of(reference)}
+        told.append(
+            describe_join(
+                views[reference.name],
+                found.features.select([item.feature for item in spec.inputs_of(reference)]),
+                statuses=found.status.to_pylist(),
+                n_rows=tables[reference.name].num_rows,
+                table_version=at.get(reference.name),
+            )
+        )
     features, _ = spec.matrix(columns, n_rows=triggers.num_rows)
     return TrainingSet(
         features=features,
         labels=labelled["_label"].to_numpy(),
         time_us=labelled["event_time"].to_numpy(),
         labelled_us=labelled["_labelled"].to_numpy(),
+        views=tuple(told),
     )
 
 
@@ -180,6 +233,7 @@ def train_model(spec: ModelSpec, training_set: TrainingSet, *, label: Label, see
             "framework": f"lightgbm {_version('lightgbm')}, onnxmltools {_version('onnxmltools')}",
             "parameters": {**PARAMETERS, "trees": TREES, "seed": seed},
         },
+        training_set=training_set.manifest,
         evaluation={
             **_measured(earlier, later, probabilities),
             "auc_of_inputs": {item.name: _rounded(_auc_alone(later, index)) for index, item in enumerate(spec.inputs)},
@@ -215,6 +269,7 @@ def train_light_model(spec: ModelSpec, training_set: TrainingSet, *, label: Labe
             "framework": f"scikit-learn {_version('scikit-learn')}",
             "parameters": {"model": "logistic regression", "seed": seed},
         },
+        training_set=training_set.manifest,
         evaluation=_measured(earlier, later, probabilities),
         golden=_golden(spec, later.features, probabilities),
         linear=linear,
@@ -227,19 +282,36 @@ def write_model(
     *,
     created_us: int,
     version: int | None = None,
+    store: ModelStore | None = None,
     license: str = "Apache-2.0",  # noqa: A002  # the card's own word
     description: str = "",
 ) -> ModelCard:
     """Write a trained model into a repository as a version of its own, the next one unless told which.
 
+    Its semantic version is decided by what changed (:mod:`offline.release`). Where nothing did, the version before is
+    this very model: nothing is written, unless told which version.
+
+    Args:
+        repository: The model repository.
+        trained: The model.
+        created_us: The time now.
+        version: Version on the server; None for the next one.
+        store: Where the file goes as well; None for nowhere.
+        license: SPDX license identifier of the model.
+        description: What it predicts and how.
+
     Raises:
         SinkError: It cannot be written.
     """
     spec = trained.spec
-    number = version or max(versions(repository, spec.name), default=0) + 1
+    held = versions(repository, spec.name)
+    number = version or max(held, default=0) + 1
+    earlier = [other for other in held if other < number]
+    before = read_card(repository, spec.name, earlier[-1]) if earlier else None
     card = ModelCard(
         name=spec.name,
         version=number,
+        semver=FIRST,
         contract=spec.reference,
         sha256=hashlib.sha256(trained.onnx).hexdigest(),
         license=license,
@@ -248,10 +320,17 @@ def write_model(
         inputs=described_inputs(spec),
         outputs=described_outputs(spec),
         training=trained.training,
+        training_set=trained.training_set,
         evaluation=trained.evaluation,
         golden=trained.golden,
         linear=trained.linear,
     )
+    release = next_release(card, before)
+    if before is not None and release.semver == before.semver and version is None:
+        return before
+    card = replace(card, semver=release.semver)
+    if store is not None:
+        store.publish(card, trained.onnx)
     try:
         write_version(repository, spec=spec, card=card, model=trained.onnx)
     except OSError as exc:

@@ -96,7 +96,9 @@ def join_features(
                 msg = f"the labels have a column {name!r}, expected none of that name: it is to be added; rename theirs"
                 raise ConfigError(msg)
             joined = joined.append_column(name, found[name])
-        told.append(_tell(view, found, n_rows=n_rows, table_version=table.version()))
+        statuses = found[f"{view.name}__status"].to_pylist()
+        own = found.select([f"{view.name}__{name}" for name in view.definitions]).rename_columns([*view.definitions])
+        told.append(describe_join(view, own, statuses=statuses, n_rows=n_rows, table_version=table.version()))
     manifest = {
         "labels": {
             "rows": labels.num_rows,
@@ -190,17 +192,27 @@ def _see(labels: pa.Table, name: str, what: str) -> None:
         raise ConfigError(msg)
 
 
-def _tell(view: FeatureView, found: pa.Table, *, n_rows: int, table_version: int) -> dict[str, Any]:
+def describe_join(
+    view: FeatureView, found: pa.Table, *, statuses: Sequence[str], n_rows: int, table_version: int | None
+) -> dict[str, Any]:
+    """Say what was joined of a view, for a manifest.
+
+    Args:
+        view: The view.
+        found: The features that were joined, a row a label.
+        statuses: Status of each of them.
+        n_rows: Rows of the view that were read.
+        table_version: Version of its table.
+    """
     n_labels = max(found.num_rows, 1)
-    statuses = Counter(found[f"{view.name}__status"].to_pylist())
     return {
         "view": view.name,
         "version": view.version,
         "definition_hash": view.definition_hash,
         "table_version": table_version,
         "rows": n_rows,
-        "status_shares": {status: count / n_labels for status, count in sorted(statuses.items())},
-        "null_shares": {name: found[f"{view.name}__{name}"].null_count / n_labels for name in view.definitions},
+        "status_shares": {status: count / n_labels for status, count in sorted(Counter(statuses).items())},
+        "null_shares": {name: found[name].null_count / n_labels for name in found.column_names},
     }
 
 

@@ -87,6 +87,7 @@ def write_model(settings: Settings) -> None:
     card = ModelCard(
         name=MODEL.name,
         version=1,
+        semver="1.0.0",
         contract=MODEL.reference,
         sha256=sha256(content).hexdigest(),
         license="Apache-2.0",
@@ -95,6 +96,7 @@ def write_model(settings: Settings) -> None:
         inputs=described_inputs(MODEL),
         outputs=described_outputs(MODEL),
         training={},
+        training_set={},
         evaluation={},
         golden=[{"inputs": [0.0] * len(_FEATURES), "outputs": {"probability": 0.5}}],
     )

@@ -100,6 +100,7 @@ def test_it_says_the_same_in_a_table_and_trains_until_a_date(
     assert f"{card.evaluation['auc']:.4f}" in printed
     assert f"{card.training['rows']:,}" in printed
     assert "late_arrival/5 written in" in printed
+    assert printed.rstrip().endswith(": 1.0.0")
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ def make_card(version: int = 1) -> ModelCard:
     return ModelCard(
         name="delay",
         version=version,
+        semver="1.0.0",
         contract=spec.reference,
         sha256=SHA256,
         license="Apache-2.0",
@@ -37,6 +38,7 @@ def make_card(version: int = 1) -> ModelCard:
         inputs=described_inputs(spec),
         outputs=described_outputs(spec),
         training={"rows": 5},
+        training_set={"sha256": "00", "rows": 5, "views": []},
         evaluation={"auc": 0.9},
         golden=[{"inputs": [None, 1.5, 2.0, 0.10000000149011612, -1.0], "outputs": {"probability": 0.25}}],
     )

@@ -184,13 +184,35 @@ def test_outputs_that_no_classifier_answers_are_refused(training_set: TrainingSe
 
 
 def test_each_training_is_a_version_of_its_own(tmp_path: Path, training_set: TrainingSet):
-    trained = train_model(make_spec(), training_set, label=LABEL)
+    trained = [train_model(make_spec(), training_set, label=LABEL, seed=seed) for seed in (0, 1, 2)]
 
-    cards = [write_model(tmp_path, trained, created_us=T0_US, version=version) for version in (None, None, 7, None)]
+    asked = [(trained[0], None), (trained[1], None), (trained[1], 7), (trained[2], None)]
+    cards = [write_model(tmp_path, model, created_us=T0_US, version=version) for model, version in asked]
 
     assert [card.version for card in cards] == [1, 2, 7, 8]
+    assert [card.semver for card in cards] == ["1.0.0", "1.0.1", "1.0.1", "1.0.2"]
     assert sorted(path.name for path in (tmp_path / "delay").iterdir()) == ["1", "2", "7", "8", "config.pbtxt"]
     assert cards[0].created == "2023-11-14T22:13:20.000000Z"
+
+
+def test_a_training_that_changes_nothing_is_the_version_that_is_there(training_set: TrainingSet, tmp_path: Path):
+    trained = train_model(make_spec(), training_set, label=LABEL)
+    first = write_model(tmp_path, trained, created_us=T0_US)
+
+    assert write_model(tmp_path, trained, created_us=T0_US + 1) == first
+    assert [path.name for path in (tmp_path / "delay").iterdir() if path.is_dir()] == ["1"]
+
+
+def test_other_rows_are_a_minor_version_with_their_own_manifest(training_set: TrainingSet, tmp_path: Path):
+    fewer = training_set.where(np.arange(len(training_set)) < len(training_set) - 100)
+    cards = [
+        write_model(tmp_path, train_model(make_spec(), rows, label=LABEL), created_us=T0_US)
+        for rows in (training_set, fewer)
+    ]
+
+    assert [card.semver for card in cards] == ["1.0.0", "1.1.0"]
+    assert [card.training_set["rows"] for card in cards] == [len(training_set), len(training_set) - 100]
+    assert [view["view"] for view in cards[0].training_set["views"]] == ["trips", "carrier_trips", "aircraft_trips"]
 
 
 def test_a_version_that_cannot_be_written_is_an_error_of_the_store(tmp_path: Path, training_set: TrainingSet):
