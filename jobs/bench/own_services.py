@@ -15,7 +15,7 @@ from jobs.settings import Settings
 from schemas.errors import ServiceError
 
 _TICK_S: Final = 0.005
-_NOT_PASSED_ON: Final = (
+NOT_PASSED_ON: Final = (
     "HEADRACE_APP",
     "HEADRACE_DELTA",
     "HEADRACE_KAFKA",
@@ -30,7 +30,7 @@ _NOT_PASSED_ON: Final = (
 def own_services(names: Sequence[str]) -> Iterator[Settings]:
     """Run services in a home of their own, which goes when the block is left; gives the settings that lead to them."""
     with TemporaryDirectory(prefix="headrace-bench-") as home:
-        kept = {name: value for name, value in os.environ.items() if name not in _NOT_PASSED_ON}
+        kept = {name: value for name, value in os.environ.items() if name not in NOT_PASSED_ON}
         own = {"HEADRACE_HOME": home, "HEADRACE_MODEL_REPOSITORY": f"{home}/model_repository"}
         settings = Settings.from_environment(kept | own)
         settings.model_repository.mkdir()

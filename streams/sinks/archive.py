@@ -39,6 +39,8 @@ RAW_COLUMNS: Final = pa.schema(
 """Columns of an archived record; ``broker_time`` is Kafka's record timestamp, ``value`` is null for a tombstone."""
 _TOPIC: Final = "headrace.topic"
 _READ_ROWS: Final = 50_000
+_JOINED_ROWS: Final = 50_000
+_JOINED_BYTES: Final = 64 * 2**20
 
 
 def archive_uri(root: str | Path, topic: str) -> str:
@@ -217,26 +219,18 @@ class Archive:
                 _file_name(fragment.path): fragment
                 for fragment in dataset.get_fragments(pc.field("partition") == partition)
             }
+        held: list[pa.Table] = []
         for group in _overlapping(files):
             with mapped_errors(self._uri):
                 mine = [fragments[_file_name(file.path)] for file in group]
-                yield from self._read_group(dataset, mine, partition, offsets)
-
-    def _read_group(
-        self, dataset: ds.FileSystemDataset, fragments: Sequence[ds.Fragment], partition: int, offsets: range
-    ) -> Iterator[RawBatch]:
-        wanted = (pc.field("offset") >= offsets.start) & (pc.field("offset") < offsets.stop)
-        chosen = ds.FileSystemDataset(fragments, dataset.schema, dataset.format, dataset.filesystem)
-        order = chosen.to_table(columns=["offset"])["offset"].to_numpy()
-        scanner = chosen.scanner(columns=RAW_COLUMNS.names, filter=wanted, batch_size=_READ_ROWS)
-        if (np.diff(order) <= 0).any():
-            rows = scanner.to_table().sort_by("offset")
-            batches: Any = (rows.slice(at, _READ_ROWS) for at in range(0, rows.num_rows, _READ_ROWS))
-        else:
-            batches = (pa.Table.from_batches([batch]) for batch in scanner.to_batches())
-        for rows in batches:
-            if rows.num_rows:
-                yield _to_batch(rows, self.topic, partition)
+                # Small files, and what is left of large ones, come together: a batch costs much beside its rows.
+                for rows in _read_group(dataset, mine, offsets):
+                    held.append(rows)
+                    if sum(map(len, held)) >= _JOINED_ROWS or sum(part.nbytes for part in held) >= _JOINED_BYTES:
+                        yield _to_batch(pa.concat_tables(held), self.topic, partition)
+                        held = []
+        if held:
+            yield _to_batch(pa.concat_tables(held), self.topic, partition)
 
     @property
     def _uri(self) -> str:
@@ -288,6 +282,22 @@ def _overlapping(files: Sequence[_File]) -> Iterator[list[_File]]:
         stop = max(stop, file.offsets.stop)
     if group:
         yield group
+
+
+def _read_group(dataset: ds.FileSystemDataset, fragments: Sequence[ds.Fragment], offsets: range) -> Iterator[pa.Table]:
+    """Read files whose offsets overlap, in log order."""
+    wanted = (pc.field("offset") >= offsets.start) & (pc.field("offset") < offsets.stop)
+    chosen = ds.FileSystemDataset(fragments, dataset.schema, dataset.format, dataset.filesystem)
+    order = chosen.to_table(columns=["offset"])["offset"].to_numpy()
+    scanner = chosen.scanner(columns=RAW_COLUMNS.names, filter=wanted, batch_size=_READ_ROWS)
+    if (np.diff(order) <= 0).any():
+        rows = scanner.to_table().sort_by("offset")
+        batches: Any = (rows.slice(at, _READ_ROWS) for at in range(0, rows.num_rows, _READ_ROWS))
+    else:
+        batches = (pa.Table.from_batches([batch]) for batch in scanner.to_batches())
+    for rows in batches:
+        if rows.num_rows:
+            yield rows
 
 
 def _file_name(path: str) -> str:
@@ -348,5 +358,8 @@ def _to_batch(rows: pa.Table, topic: str, partition: int) -> RawBatch:
 
 
 def _payloads(column: pa.ChunkedArray) -> Sequence[bytes | None]:
-    values: list[bytes | None] = []
-    return PayloadColumn(column.chunk(0)) if column.num_chunks == 1 else values + column.to_pylist()
+    whole = column.combine_chunks()
+    if isinstance(whole, pa.ChunkedArray):  # more bytes than one array has offsets for
+        values: list[bytes | None] = column.to_pylist()
+        return values
+    return PayloadColumn(whole)
