@@ -83,7 +83,8 @@ class Run:
         path = directory / "run.json"
         if path.exists() and restarts:
             given_up = json.loads(path.read_bytes())
-            Stage(given_up["table"], name=given_up["name"]).clear()
+            if "name" in given_up:
+                Stage(given_up["table"], name=given_up["name"]).clear()
             path.replace(directory / "ended.json")
         _clear_ended(directory)
         if path.exists():
@@ -93,6 +94,12 @@ class Run:
                 msg = (
                     f"a backfill of {job.view} was interrupted that had {was}, expected the same to go on with it; "
                     "give it the same options, or `--restart` to throw away what it has done"
+                )
+                raise ConfigError(msg)
+            if "name" not in found:
+                msg = (
+                    f"a backfill of {job.view} was interrupted that an older release had begun, expected one of this "
+                    "release to go on with it; begin anew with `--restart`"
                 )
                 raise ConfigError(msg)
             plans = [_plan_of(document) for document in found["plans"]]

@@ -1,5 +1,6 @@
 """``headrace backfill`` over an archive: what it makes, whatever becomes of it on the way, and what it refuses."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -148,6 +149,16 @@ def test_an_interrupted_one_is_gone_on_with_only_by_the_same_options(place: Plac
     done = place.backfill("--to", "2023-11-14T22:17:20Z", "--restart")
     assert [part["history"] for part in done["partitions"]] == [[0, 200]] * 2
     assert unnamed_files(place) == set()
+
+
+def test_one_that_an_older_release_began_is_begun_anew(place: Place) -> None:
+    place.kill(step="planned")
+    path = place.directory / "home" / "backfill" / "activity-v1" / "run.json"
+    found = json.loads(path.read_text())
+    path.write_text(json.dumps({"job": found["job"], "side": "/gone", "plans": found["plans"]}))
+    refused = place.run()
+    assert (refused.code, "an older release had begun" in refused.err) == (2, True)
+    assert place.backfill("--restart")["records"] == 2 * N_RECORDS
 
 
 def test_another_store_takes_it_beside_the_one_that_is_there(place: Place) -> None:
