@@ -47,7 +47,7 @@ def decode_json(batch: RawBatch, contract: Contract) -> DecodedBatch:
     rejected: list[dict[str, Any]] = []
     columns, read = _read_most(batch.values, contract)
     keep = np.ones(len(read), dtype=np.bool_)
-    for index in _suspect_rows(columns, contract, batch.values, read):
+    for index in suspect_rows(columns, contract, batch.values, read):
         keep[index] = _decode_row(batch, int(read[index]), contract, rejected) is not None
     documents, single = [], []
     unread = np.setdiff1d(np.arange(len(batch)), read, assume_unique=True) if len(read) < len(batch) else read[:0]
@@ -193,7 +193,7 @@ def _joined_column(values: PayloadColumn, contract: Contract) -> bytes | None:
     return payload if payload.count(b"\n") == len(column) - 1 else None
 
 
-def _suspect_rows(
+def suspect_rows(
     columns: pa.Table, contract: Contract, values: Sequence[bytes | None], read: NDArray[np.int64]
 ) -> list[int]:
     """Tell which rows break a rule, or may: all that the validator would not let pass are among them."""

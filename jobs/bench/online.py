@@ -22,6 +22,7 @@ import pyarrow as pa
 from redis.asyncio import Redis
 
 from infra.local.services import LocalServices
+from jobs.bench.admission import measure_admission
 from jobs.bench.figure import Figure
 from jobs.bench.job import make_view
 from jobs.settings import Settings
@@ -292,7 +293,8 @@ async def _measure(url: str, *, quick: bool, tell: Tell) -> list[Figure]:
                     for rig in (narrow, wide):
                         await rig.write_round()
                     await reads.round()
-    return [*_written(narrow, "5"), *_written(wide, "50"), *_read(reads)]
+    tell("admission")
+    return [*_written(narrow, "5"), *_written(wide, "50"), *_read(reads), *measure_admission(quick=quick)]
 
 
 def _written(rig: _Rig, name: str) -> list[Figure]:

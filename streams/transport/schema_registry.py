@@ -38,9 +38,9 @@ def registry_config(url: str) -> dict[str, Any]:
     except ValueError:
         has_place, options = False, {}
     if not has_place or (unknown := sorted(set(options) - set(_OPTIONS))):
-        why = f"options {unknown}, " if has_place else ""
+        why = f"has options {unknown}" if has_place else "is no URL"
         msg = (
-            f"schema registry address has {why}expected http://host:port or https://user:password@host:port/path, with "
+            f"schema registry address {why}, expected http://host:port or https://user:password@host:port/path, with "
             f"options among {sorted(_OPTIONS)} after '?'"
         )
         raise ConfigError(msg)

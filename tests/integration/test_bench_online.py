@@ -24,7 +24,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_writes_reads_and_memory_are_measured_with_their_bars(quick: bool) -> None:
     told: list[str] = []
     figures = {figure.name: figure for figure in online.run(quick=quick, tell=told.append)}
-    assert told[-1] == ("round 1 of 1" if quick else "round 2 of 2")
+    assert told[-1] == "admission"
+    assert told[-2] == ("round 1 of 1" if quick else "round 2 of 2")
     assert {name: figure.bar for name, figure in figures.items() if figure.bar is not None} == {
         "online.write.5_features": 100_000,
         "online.write_by_hset.5_features": 1.5,
@@ -32,6 +33,7 @@ def test_writes_reads_and_memory_are_measured_with_their_bars(quick: bool) -> No
         "online.read_1.p99": 3.0,
         "online.read_1_sync.p99": 3.0,
         "online.read_100.round_trips": 1,
+        "online.admission": 0.15,
     }
     assert figures["online.read_100.round_trips"].value == 1
     # Processor time of so few rows may be less than a tick of its clock.
