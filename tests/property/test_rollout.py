@@ -1,0 +1,131 @@
+"""Rollouts: sticky splits, and no bad version that stays."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas.errors import ConfigError
+from schemas.model import ServedVersion
+from streams.inference.rollout import (
+    Evidence,
+    Limits,
+    Rollout,
+    Stage,
+    belongs_to_candidate,
+    observe,
+    promote,
+    roll_back,
+    start_canary,
+    start_shadow,
+)
+
+OLD, NEW, OTHER = (ServedVersion(version=str(n), sha256=f"{n}" * 64) for n in (1, 2, 3))
+STABLE = Rollout(model="delay", champion=OLD)
+WINDOW_US = Limits().window_us
+GOOD = Evidence(rows=1_000, failures=1, p99_ms=10.0, scores=(500, 300, 200), labelled=500, squared_error=50.0)
+BAD = {
+    "failures": (replace(GOOD, failures=50), "5.00% of its rows failed, 0.10% of the champion's"),
+    "latency": (replace(GOOD, p99_ms=16.0), "its p99 is 16.0 ms, the champion's 10.0 ms"),
+    "scores": (replace(GOOD, scores=(200, 300, 500)), "PSI"),
+    "quality": (replace(GOOD, squared_error=100.0), "its Brier score is 0.200, the champion's 0.100"),
+}
+
+
+@given(st.lists(st.text(min_size=1), min_size=1, max_size=50), st.floats(0.001, 1), st.floats(0.001, 1))
+def test_an_entity_keeps_its_arm_and_a_larger_share_only_adds(entities: list[str], one: float, two: float):
+    small, large = sorted((one, two))
+    first, second = (
+        belongs_to_candidate(start_canary(STABLE, NEW, now_us=0, shares=[share]), entities) for share in (small, large)
+    )
+    alone = belongs_to_candidate(start_canary(STABLE, NEW, now_us=7, shares=[small]), entities[::-1])[::-1]
+
+    assert (first <= second).all()
+    np.testing.assert_array_equal(first, alone)
+
+
+@pytest.mark.parametrize("share", [0.01, 0.25, 0.5, 1.0])
+def test_the_split_is_as_large_as_asked_and_another_one_for_each_version(share: float):
+    entities = [f"flight-{number}" for number in range(20_000)]
+    new, other = (
+        belongs_to_candidate(start_canary(STABLE, version, now_us=0, shares=[share]), entities)
+        for version in (NEW, OTHER)
+    )
+
+    assert abs(new.mean() - share) < 5 * (share * (1 - share) / 20_000) ** 0.5 + 1e-9
+    assert abs((new & other).mean() - share**2) < 0.02
+
+
+@given(st.lists(st.sampled_from([WINDOW_US, WINDOW_US - 1, 1]), max_size=30), st.integers(0, 30))
+def test_a_bad_version_is_rolled_back_whenever_it_turns_bad(passed_us: list[int], turns_bad: int):
+    state, now_us = start_canary(STABLE, NEW, now_us=0), 0
+    for number, each in enumerate(passed_us):
+        now_us += each
+        seen = BAD["failures"][0] if number >= turns_bad else GOOD
+        is_watched = state.stage is Stage.WATCH
+        was = state
+        state = observe(state, champion=seen if is_watched else GOOD, candidate=seen, now_us=now_us)
+        if number >= turns_bad and was.stage is not Stage.STABLE:
+            assert (state.stage, state.champion) == (Stage.STABLE, OLD)
+        if state.stage is Stage.STABLE:
+            break
+
+
+def test_a_good_version_goes_through_every_share_and_is_watched_before_it_stays():
+    state, seen = start_canary(STABLE, NEW, now_us=0), []
+    for number in range(1, 6):
+        seen.append((state.stage, state.share))
+        state = observe(state, champion=GOOD, candidate=GOOD, now_us=number * WINDOW_US)
+
+    assert seen == [*((Stage.CANARY, share) for share in (0.01, 0.05, 0.25, 0.5)), (Stage.WATCH, 0.0)]
+    assert (state.stage, state.champion, state.candidate, state.previous) == (Stage.STABLE, NEW, None, None)
+
+
+@pytest.mark.parametrize("kind", BAD)
+@pytest.mark.parametrize("stage", [Stage.SHADOW, Stage.CANARY, Stage.WATCH])
+def test_each_fault_rolls_back_in_each_stage_and_says_why(kind: str, stage: Stage):
+    canary = start_canary(STABLE, NEW, now_us=0)
+    state = {
+        Stage.SHADOW: start_shadow(STABLE, NEW, now_us=0),
+        Stage.CANARY: canary,
+        Stage.WATCH: promote(canary, now_us=0, baseline=GOOD),
+    }[stage]
+    bad, why = BAD[kind]
+
+    ended = observe(state, champion=bad if stage is Stage.WATCH else GOOD, candidate=bad, now_us=1)
+
+    assert (ended.stage, ended.champion, ended.candidate) == (Stage.STABLE, OLD, None)
+    assert why in ended.reason
+
+
+def test_too_few_rows_prolong_a_step():
+    state = start_canary(STABLE, NEW, now_us=0)
+    few = replace(BAD["failures"][0], rows=199, failures=199)
+
+    assert observe(state, champion=GOOD, candidate=few, now_us=10 * WINDOW_US) == state
+
+
+def test_an_a_b_test_is_not_promoted_by_itself_but_is_rolled_back():
+    state = start_canary(STABLE, NEW, now_us=0, shares=[0.5], is_held=True)
+
+    assert observe(state, champion=GOOD, candidate=GOOD, now_us=10 * WINDOW_US) == state
+    assert observe(state, champion=GOOD, candidate=BAD["latency"][0], now_us=1).champion == OLD
+
+
+def test_what_cannot_be_done_is_refused_with_what_can():
+    canary = start_canary(STABLE, NEW, now_us=0)
+    with pytest.raises(ConfigError, match="is canary with champion 1 and candidate 2, expected stable or shadow"):
+        start_canary(canary, OTHER, now_us=0)
+    with pytest.raises(ConfigError, match="version 1 to be neither champion nor second candidate"):
+        start_shadow(STABLE, OLD, now_us=0)
+    with pytest.raises(ConfigError, match="has no candidate, expected one in shadow or canary"):
+        promote(STABLE, now_us=0)
+    with pytest.raises(ConfigError, match="is stable, expected a candidate"):
+        roll_back(STABLE, now_us=0)
+    for shares in ([], [0.0], [0.5, 0.1], [1.5], [0.1, 0.1]):
+        with pytest.raises(ConfigError, match="canary shares are"):
+            start_canary(STABLE, NEW, now_us=0, shares=shares)
+    with pytest.raises(ConfigError, match="watch window is 0 us"):
+        Limits(window_us=0)
