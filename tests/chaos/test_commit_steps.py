@@ -8,7 +8,7 @@ from jobs.role import CONSUMERS
 from tests.chaos.course import SEED, Course, report
 from tests.support.dying_worker import STEPS
 
-MOST_LOADS = 12
+MOST_LOADS = 30
 MOST_TIMES = 3
 
 
