@@ -5,16 +5,14 @@ import shutil
 import subprocess
 import tarfile
 import tempfile
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from infra.local.http_server import run_http_server
 from infra.local.kafka.java import find_java
 from infra.local.port import LOOPBACK, choose_ports
-from infra.local.process import exit_code, read_lines, spawn, telling_lines, wait_until
 from infra.local.service import Notify
 from schemas.errors import ServiceError
 
@@ -25,8 +23,6 @@ _COPY: Final = "org.apache.maven.plugins:maven-dependency-plugin:3.11.0:copy"
 _OLDEST_JAVA: Final = 21
 _API: Final = "/apis/ccompat/v7"
 _DOWNLOAD_TIMEOUT_S: Final = 900.0
-_START_TIMEOUT_S: Final = 60.0
-_GRACE_S: Final = 10.0
 
 
 def find_apicurio(*, environment: Mapping[str, str], cache: Path, notify: Notify = lambda _: None) -> Path:
@@ -94,34 +90,13 @@ def run_apicurio(home: Path, *, directory: Path, environment: Mapping[str, str],
         ServiceError: It does not become ready; the message quotes its log.
     """
     ports = choose_ports({"registry": port, "management": 0})
-    url, log = f"http://{LOOPBACK}:{ports['registry']}{_API}", directory / "apicurio.log"
-    directory.mkdir(parents=True, exist_ok=True)
-    process = spawn(
-        [
-            str(find_java(environment, oldest=_OLDEST_JAVA).program),
-            *("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"),
-            *(f"-Dquarkus.http.host={LOOPBACK}", f"-Dquarkus.http.port={ports['registry']}"),
-            *(f"-Dquarkus.management.host={LOOPBACK}", f"-Dquarkus.management.port={ports['management']}"),
-            *("-jar", str(home / "quarkus-run.jar")),
-        ],
-        environment=environment,
-        cwd=directory,
-        log=log,
-    )
-    try:
-        wait_until(lambda: _is_ready(url) or not process.is_alive(), timeout_s=_START_TIMEOUT_S)
-        if not _is_ready(url):
-            lines = telling_lines(read_lines(log, since_bytes=0))
-            msg = f"Apicurio did not become ready (exit code {exit_code(process.pid)}), its log ends:\n{lines}"
-            raise ServiceError(msg)
+    url = f"http://{LOOPBACK}:{ports['registry']}{_API}"
+    argv = [
+        str(find_java(environment, oldest=_OLDEST_JAVA).program),
+        *("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"),
+        *(f"-Dquarkus.http.host={LOOPBACK}", f"-Dquarkus.http.port={ports['registry']}"),
+        *(f"-Dquarkus.management.host={LOOPBACK}", f"-Dquarkus.management.port={ports['management']}"),
+        *("-jar", str(home / "quarkus-run.jar")),
+    ]
+    with run_http_server("Apicurio", argv, ready_url=f"{url}/subjects", directory=directory, environment=environment):
         yield url
-    finally:
-        process.end(grace_s=_GRACE_S)
-
-
-def _is_ready(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(f"{url}/subjects", timeout=2):  # noqa: S310  # our own address
-            return True
-    except (urllib.error.URLError, OSError):
-        return False

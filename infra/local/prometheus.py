@@ -3,16 +3,14 @@
 import shutil
 import subprocess
 import tempfile
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from infra.local.http_server import run_http_server
 from infra.local.port import LOOPBACK, choose_ports
-from infra.local.process import exit_code, read_lines, spawn, telling_lines, wait_until
 from infra.local.service import Notify
 from schemas.errors import ServiceError
 
@@ -23,8 +21,6 @@ _REMEDY: Final = (
 _PROGRAMS: Final = ("prometheus", "promtool")
 _PACKAGE: Final = "prometheus"
 _COMMAND_TIMEOUT_S: Final = 300.0
-_START_TIMEOUT_S: Final = 30.0
-_GRACE_S: Final = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,28 +105,15 @@ def run_prometheus(
         ServiceError: It does not become ready; the message quotes its log.
     """
     port = choose_ports({"prometheus": 0})["prometheus"]
-    url, log = f"http://{LOOPBACK}:{port}", directory / "prometheus.log"
-    directory.mkdir(parents=True, exist_ok=True)
-    process = spawn(
-        [
-            str(programs.prometheus),
-            f"--config.file={config}",
-            f"--storage.tsdb.path={directory / 'data'}",
-            f"--web.listen-address={LOOPBACK}:{port}",
-        ],
-        environment=environment,
-        cwd=directory,
-        log=log,
-    )
-    try:
-        wait_until(lambda: _is_ready(url) or not process.is_alive(), timeout_s=_START_TIMEOUT_S)
-        if not _is_ready(url):
-            lines = telling_lines(read_lines(log, since_bytes=0))
-            msg = f"Prometheus did not become ready (exit code {exit_code(process.pid)}), its log ends:\n{lines}"
-            raise ServiceError(msg)
+    url = f"http://{LOOPBACK}:{port}"
+    argv = [
+        str(programs.prometheus),
+        f"--config.file={config}",
+        f"--storage.tsdb.path={directory / 'data'}",
+        f"--web.listen-address={LOOPBACK}:{port}",
+    ]
+    with run_http_server("Prometheus", argv, ready_url=f"{url}/-/ready", directory=directory, environment=environment):
         yield url
-    finally:
-        process.end(grace_s=_GRACE_S)
 
 
 def _unpack_debian_package(cache: Path, *, environment: Mapping[str, str], notify: Notify) -> None:
@@ -180,11 +163,3 @@ def _run(argv: Sequence[str], *, cwd: Path, environment: Mapping[str, str]) -> N
     if done.returncode:
         msg = f"`{' '.join(argv)}` failed: {done.stderr.strip()[-500:]}; {_REMEDY}"
         raise ServiceError(msg)
-
-
-def _is_ready(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(f"{url}/-/ready", timeout=1):  # noqa: S310  # our own address
-            return True
-    except (urllib.error.URLError, OSError):
-        return False
