@@ -6,14 +6,16 @@ from contextlib import ExitStack
 from typing import Any
 
 import faust
+import numpy as np
 from confluent_kafka import Consumer
+from numpy.typing import NDArray
 
 from jobs.application import Application, consumer_groups, contracts_of, scored_model, scores_kept
 from jobs.role import Role
 from jobs.schema_registry import check_registry
 from jobs.settings import Settings
 from jobs.topics import application_topics, ensure_topics
-from offline.card import load_card
+from offline.card import ModelCard, load_card
 from schemas.errors import ConfigError
 from schemas.model import ModelSpec
 from schemas.topology import connect
@@ -161,13 +163,8 @@ def _scoring(
     card = load_card(settings.model_repository, model.name)
     card.check(model)
     server = TritonModel(model, card.served_version, url=triton, golden=card.golden_rows)
-    served = ServedModel(
-        model,
-        card.served_version,
-        server=server,
-        light=_light_model(model, settings),
-        probe=card.golden_rows.features[:1] if card.golden else None,
-    )
+    guard = GuardedModel(model.name, server, probe=_probe(card), timeout_s=model.rungs.timeout_us / 1e6)
+    served = ServedModel(model, card.served_version, model=guard, light=_light_model(model, settings))
     reader = OnlineReader(settings.address("redis"))
     scorer = Scorer(served, vectors=VectorReader(model, views=application.views, reader=reader))
     return ScoringWorker(
@@ -193,11 +190,15 @@ def _light_model(model: ModelSpec, settings: Settings) -> list[LightRung]:
     card = load_card(settings.model_repository, light.name)
     card.check(light)
     server = TritonModel(light, card.served_version, url=settings.address("triton"), golden=card.golden_rows)
-    probe = card.golden_rows.features[:1]
-    timeout_s = rung.timeout_us / 1e6
+    probe, timeout_s = _probe(card), rung.timeout_us / 1e6
     there = GuardedModel(light.name, server, probe=probe, timeout_s=timeout_s, failures=1)
     rungs = [LightRung(model=there, is_local=False)]
     if card.linear is not None:
         linear = LinearModel(light, card.linear)
         rungs.append(LightRung(model=GuardedModel(light.name, linear, probe=probe, timeout_s=timeout_s), is_local=True))
     return rungs
+
+
+def _probe(card: ModelCard) -> NDArray[np.float32]:
+    """A row that the model answers while it works, ``(1, n_features)``."""
+    return card.golden_rows.features[:1] if card.golden else np.zeros((1, len(card.inputs)), dtype=np.float32)

@@ -233,8 +233,6 @@ class ScoringWorker:
                 on_failure=lambda store: self._metrics.store_retried("scoring", store=store),
             )
         )
-        if scored is None:
-            raise AssertionError  # its patience has no end
         self._metrics.batch_processed("scoring", rows=batch.rows.num_rows, seconds=time.perf_counter() - started)
         return scored
 
@@ -302,7 +300,10 @@ class ScoringWorker:
         async with self._connecting:
             if not self._is_connected:
                 patience_s = None if self._model.rungs.is_empty else _START_GRACE_S
-                await self._until_available(self._connect_once, patience_s=patience_s)
+                try:
+                    await self._until_available(self._connect_once, patience_s=patience_s)
+                except _UNAVAILABLE as exc:
+                    logger.warning("scoring begins without the model, by what stands in for it: %s", exc)
                 self._is_connected = True
 
     async def _connect_once(self) -> None:
@@ -314,11 +315,12 @@ class ScoringWorker:
 
     async def _until_available(
         self, call: Callable[[], Awaitable[Answer]], *, patience_s: float | None = None
-    ) -> Answer | None:
-        """Call until the service answers, or patience ends; then there is no answer.
+    ) -> Answer:
+        """Call until the service answers.
 
         Raises:
             _ReleasedError: The partitions go before it does.
+            InferenceUnavailableError, InferenceTimeoutError, SinkUnavailableError: Patience ends before it does.
         """
         wait_s, began_s = 0.25, time.monotonic()
         while True:
@@ -329,8 +331,7 @@ class ScoringWorker:
                     raise _ReleasedError from exc
                 wait_s = min(wait_s * 2, _MAX_RETRY_S)
                 if patience_s is not None and time.monotonic() + wait_s > began_s + patience_s:
-                    logger.warning("scoring begins without the model, by what stands in for it: %s", exc)
-                    return None
+                    raise
                 store = "redis" if isinstance(exc, SinkUnavailableError) else "triton"
                 logger.warning("scoring waits for %s, next try in %.1f s: %s", store, wait_s, exc)
                 with contextlib.suppress(TimeoutError):

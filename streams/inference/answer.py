@@ -45,7 +45,6 @@ class Answers:
         return Answers(
             columns={output.column: np.zeros(n_rows, COLUMN_TYPES[output.type]) for output in spec.outputs},
             served_by=np.full(n_rows, NOBODY, dtype=np.int8),
-            faults={},
         )
 
     def put(self, rows: NDArray[np.int64], columns: Mapping[str, NDArray[Any]], *, by: ServedBy) -> None:

@@ -154,15 +154,11 @@ class GuardedModel:
         waiting, n_asked, faults = [range(len(matrix))], 0, {range(len(matrix)): error}
         while waiting:
             part = waiting.pop()
-            if len(part) == 1 and part in faults:
+            if len(part) == 1:
                 rejected.append((part, f"model {self._name} fails on this row: {faults[part]}"))
                 continue
-            if part in faults:
-                middle = part.start + len(part) // 2
-                halves = [range(part.start, middle), range(middle, part.stop)]
-            else:
-                halves = [part]
-            for half in halves:
+            middle = part.start + len(part) // 2
+            for half in (range(part.start, middle), range(middle, part.stop)):
                 if n_asked == MAX_PARTS:
                     fault = f"model {self._name} fails on rows of this batch, too many to be told apart: {error}"
                     rejected.append((half, fault))

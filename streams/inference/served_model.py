@@ -21,7 +21,6 @@ from streams.inference.answer import NOBODY, Answers, Columns, read_outputs
 from streams.inference.guard import GuardedModel
 from streams.inference.recent import AnswerCache
 from streams.inference.vector import FeatureVectors
-from streams.ports import ModelServer
 
 logger = logging.getLogger(__name__)
 
@@ -63,11 +62,10 @@ class ServedModel:
     Args:
         spec: The model's contract.
         served: The version.
-        server: Where it runs.
+        model: The version, asked only while it answers.
         arm: In which role it scores.
         light: The light model, in the order in which its places are tried; each is asked only where the one before it
             does not answer.
-        probe: ``(1, n_features)``, a row that a working model answers; zeros where it is left out.
         clock_us: The time, for the age of recent answers.
     """
 
@@ -76,22 +74,15 @@ class ServedModel:
         spec: ModelSpec,
         served: ServedVersion,
         *,
-        server: ModelServer,
+        model: GuardedModel,
         arm: Arm = Arm.CHAMPION,
         light: Sequence[LightRung] = (),
-        probe: Matrix | None = None,
-        guard: GuardedModel | None = None,
         clock_us: Callable[[], int] = lambda: time.monotonic_ns() // 1_000,
     ) -> None:
         self.spec = spec
         self.served = served
         self.arm = arm
-        self._model = guard or GuardedModel(
-            spec.name,
-            server,
-            probe=np.zeros((1, len(spec.inputs)), dtype=np.float32) if probe is None else probe,
-            timeout_s=spec.rungs.timeout_us / 1e6,
-        )
+        self._model = model
         self._light = list(light)
         self._cache = None if spec.rungs.cache is None else AnswerCache(spec.rungs.cache)
         self._clock_us = clock_us

@@ -80,7 +80,7 @@ async def scorer(services: LocalServices) -> AsyncIterator[Scorer]:
     async with TritonModel(SPEC, SERVED, url=services.up(["triton"]).triton) as server:
         await server.connect()
         guard = GuardedModel("failing", server, probe=probe, timeout_s=2.0, pause_s=0.2)
-        served = ServedModel(SPEC, SERVED, server=server, guard=guard)
+        served = ServedModel(SPEC, SERVED, model=guard)
         made = Scorer(served, vectors=VectorReader(SPEC, views=VIEWS, reader=FakeReader()))
         yield made
         await made.close()

@@ -68,8 +68,7 @@ class LadderMachine(RuleBasedStateMachine):
         self.served = ServedModel(
             SPEC,
             SERVED,
-            server=self.model,
-            guard=self.guard,
+            model=self.guard,
             light=[LightRung(model=light, is_local=False)],
             clock_us=lambda: int(self.now_s * 1e6),
         )

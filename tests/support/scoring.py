@@ -247,4 +247,4 @@ def make_scorer(
     probe = np.zeros((1, len(spec.inputs)), dtype=np.float32)
     guard = GuardedModel(spec.name, model, probe=probe, timeout_s=5.0, pause_s=0.01, sleep=sleep)
     vectors = VectorReader(spec, views=VIEWS, reader=reader or FakeReader(), sleep=sleep)
-    return Scorer(ServedModel(spec, served, server=model, guard=guard), vectors=vectors)
+    return Scorer(ServedModel(spec, served, model=guard), vectors=vectors)

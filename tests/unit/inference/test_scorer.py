@@ -69,7 +69,7 @@ def make_scorer(
 
     spec, model = spec or make_spec(), model or FakeModel()
     guard = GuardedModel(spec.name, model, probe=PROBE, timeout_s=5.0, sleep=sleep)
-    served = ServedModel(spec, SERVED, server=model, guard=guard, arm=arm)
+    served = ServedModel(spec, SERVED, model=guard, arm=arm)
     vectors = VectorReader(spec, views=views, reader=reader or FakeReader(STORED), sleep=sleep)
     scorer = Scorer(served, vectors=vectors, clock_ns=lambda: next(ticks))
     scorer.waits = waits

@@ -52,8 +52,7 @@ class Bench:
         self.served = ServedModel(
             self.spec,
             SERVED,
-            server=self.model,
-            guard=self.guard,
+            model=self.guard,
             light=rungs if ladder.light_model else (),
             clock_us=lambda: self.now_us,
         )
@@ -144,6 +143,21 @@ async def test_after_several_failures_in_a_row_no_row_waits_for_the_model(bench:
 
     assert answers.fallen == {("breaker", "light_model"): 1}
     assert len(bench.model.batches) == asked
+
+
+async def test_rows_are_no_probe_once_the_pause_is_over(bench: Bench, monkeypatch: pytest.MonkeyPatch):
+    clock_s = 1_000.0
+    monkeypatch.setattr("circuitbreaker.monotonic", lambda: clock_s)
+    bench.model.failures = [AWAY] * 99
+    for _ in range(FAILURES):
+        await bench.answer(300.0)
+    clock_s += 5.0
+    bench.model.batches.clear()
+    answers = await bench.answer(300.0, 400.0)
+
+    assert answers.fallen == {("breaker", "light_model"): 2}
+    assert all(len(batch) == 1 for batch in bench.model.batches), "the probe alone asks"
+    assert bench.guard.is_open
 
 
 async def test_a_probe_finds_the_model_back_without_any_row(bench: Bench, monkeypatch: pytest.MonkeyPatch):
