@@ -36,6 +36,7 @@ from offline.card import MAX_BATCH_SIZE, MODEL_FILE, load_card
 from offline.export import run_classifier
 from schemas.errors import InferenceError, ServiceError
 from schemas.view import FeatureView
+from streams.inference.guard import GuardedModel
 from streams.inference.score_table import encode_scores
 from streams.inference.scorer import Scorer
 from streams.inference.served_model import ServedModel
@@ -114,7 +115,9 @@ async def _measure(settings: Settings, port: int, model: bytes, *, quick: bool, 
     ):
         await server.connect()
         vectors = VectorReader(LATE_ARRIVAL, views=views, reader=reader)
-        served = ServedModel(LATE_ARRIVAL, card.served_version, server=server)
+        model_timeout_s = LATE_ARRIVAL.rungs.timeout_us / 1e6
+        guard = GuardedModel(LATE_ARRIVAL.name, server, probe=card.golden_rows.features[:1], timeout_s=model_timeout_s)
+        served = ServedModel(LATE_ARRIVAL, card.served_version, model=guard)
         scorer, client = Scorer(served, vectors=vectors), InferenceServerClient(triton)
         rows = _rows(airport_departures, _ROWS)
         matrix = (await vectors.read(rows)).matrix
@@ -253,8 +256,6 @@ def _figures(times: _Times) -> list[Figure]:
             name="scoring.inference_by_direct",
             value=times.median("inference") / direct,
             unit="x the time",
-            bar=1.3,
-            is_lower_better=True,
             compared_with="scoring.direct",
             ratio=times.median("inference") / direct,
         ),
@@ -262,6 +263,8 @@ def _figures(times: _Times) -> list[Figure]:
             name="scoring.scores_by_direct",
             value=score / direct,
             unit="x the time",
+            bar=1.3,
+            is_lower_better=True,
             compared_with="scoring.direct",
             ratio=score / direct,
         ),
