@@ -16,6 +16,7 @@ _CONTENT_TYPES: Final = {"avro": "application/avro", "protobuf": "application/pr
 _INTERNAL: Final = {
     "repartition.": "Rows on their way to views of another key.",
     "redriven.": "Dead letters that have been sent again, so that none goes twice.",
+    "rollout.": "Which version of a model scores whom, and what its versions have done.",
 }
 _BINDING_VERSION: Final = "0.5.0"
 _SCHEMA_FORMAT: Final = "application/schema+json;version=draft-07"

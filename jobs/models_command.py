@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from jobs.application import Application, load_application
+from jobs.models_rollout import add_commands
 from jobs.settings import Settings
 from offline.card import read_card, versions
 from offline.model_store import ModelStore
@@ -77,6 +78,9 @@ def fetch(*, repository: Repository = None) -> None:
         for version in versions(place, name):
             is_new = store.fetch(place, read_card(place, name, version))
             typer.echo(f"{name} version {version}: {'fetched' if is_new else 'is there'}")
+
+
+add_commands(app)
 
 
 def _all_models(application: Application) -> dict[str, ModelSpec]:

@@ -216,7 +216,7 @@ def _losses(topic: Topic, *, now: int, wanted: int, config: Mapping[str, tuple[s
     """Say what would be lost of a topic that has held records."""
     losses = []
     if wanted > now:
-        because = f"as {topic.like[0]} has" if topic.like else "as TOPICS says"
+        because = _because(topic)
         losses.append(
             f"{now} partitions, expected {wanted} {because}: more would move keys to other partitions, away from "
             "their records and state; delete it, if it can be made again, or take a topic of another name"
@@ -237,8 +237,14 @@ def _losses(topic: Topic, *, now: int, wanted: int, config: Mapping[str, tuple[s
     return losses
 
 
+def _because(topic: Topic) -> str:
+    if topic.is_single:
+        return "for all workers"
+    return f"as {topic.like[0]} has" if topic.like else "as TOPICS says"
+
+
 def _fewer(topic: Topic, *, now: int, wanted: int) -> str:
-    because = f"as {topic.like[0]} has" if topic.like else "as TOPICS says"
+    because = _because(topic)
     return f"{now} partitions, expected {wanted} {because}: Kafka takes none away; delete it, or correct the number"
 
 

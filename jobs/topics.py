@@ -48,6 +48,7 @@ class Topic:
         like: Topics of which the one with the most partitions says how many it has; none of a topic of raw events.
         is_exact: Whether it must have as many; else only a new one is made so.
         partitions: How many a topic of raw events has to have; None for what is there, or the default.
+        is_single: Whether it is one partition, whatever is asked for: what stands there is one for all workers.
         config: Topic configuration.
     """
 
@@ -55,7 +56,13 @@ class Topic:
     like: tuple[str, ...] = ()
     is_exact: bool = True
     partitions: int | None = None
+    is_single: bool = False
     config: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def is_raw(self) -> bool:
+        """Whether it takes raw events, whose partitions are the application's choice."""
+        return not self.like and not self.is_single
 
 
 def raw_topic(name: str) -> Topic:
@@ -82,14 +89,14 @@ def _with_settings(topics: Sequence[Topic], settings: Mapping[str, TopicSettings
     by_name = {topic.name: topic for topic in topics}
     for pattern, wanted in settings.items():
         matching = [topic for name, topic in by_name.items() if fnmatchcase(name, pattern)]
-        raw = [topic for topic in matching if not topic.like]
+        raw = [topic for topic in matching if topic.is_raw]
         if not matching or (wanted.partitions is not None and not raw):
-            what = "no topic" if not matching else "topics that have as many partitions as their source"
-            expected = sorted(name for name, topic in by_name.items() if not matching or not topic.like)
+            what = "no topic" if not matching else "topics whose number of partitions is given"
+            expected = sorted(name for name, topic in by_name.items() if not matching or topic.is_raw)
             msg = f"{where}: {pattern!r} in TOPICS is {what}, expected one of {expected}, or a pattern such as 'dlq.*'"
             raise ConfigError(msg)
         for topic in matching:
-            count = topic.partitions if topic.like or wanted.partitions is None else wanted.partitions
+            count = wanted.partitions if topic.is_raw and wanted.partitions is not None else topic.partitions
             by_name[topic.name] = replace(topic, partitions=count, config=topic.config | wanted.config)
     return list(by_name.values())
 
@@ -118,6 +125,8 @@ def plan_topics(views: Sequence[FeatureView], models: Sequence[ModelSpec]) -> li
         trigger = f"features.{model.trigger.name}"
         add(model.topic, trigger)
         add(model.dead_letter_topic, trigger)
+        rollout = model.rollout_topic
+        topics[rollout] = Topic(name=rollout, partitions=1, is_single=True, config=_COMPACTED)
     return list(topics.values())
 
 
@@ -161,6 +170,12 @@ def ensure_topics(
                 msg = (
                     f"topic {topic.name} has {counts[topic.name]} partitions, expected {expected} as {like} has; "
                     f"delete {topic.name} (it is made again) or give {like} the same count"
+                )
+                raise ConfigError(msg)
+            elif topic.is_single and counts[topic.name] != expected:
+                msg = (
+                    f"topic {topic.name} has {counts[topic.name]} partitions, expected 1: what stands there is one for "
+                    "all workers; delete it, it is made again"
                 )
                 raise ConfigError(msg)
         create_topics(admin, missing)

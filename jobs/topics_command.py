@@ -89,7 +89,7 @@ def _print(changes: Sequence[TopicChange], partitions: int | None, *, as_json: b
                 typer.echo(f"    {line}")
         counts = Counter(words[change.action] for change in changes)
         typer.echo(", ".join(f"{count} {what}" for what, count in counts.items()))
-    raw = [change for change in changes if not change.topic.like and change.topic.partitions is None]
+    raw = [change for change in changes if change.topic.is_raw and change.topic.partitions is None]
     other = [change.topic.name for change in raw if change.partitions_now not in (partitions, None)]
     if partitions is not None and other:
         typer.echo(

@@ -10,7 +10,7 @@ few golden rows, so that whoever serves it can prove that it is this model and t
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Final, get_origin
@@ -23,9 +23,11 @@ from schemas.model import GoldenRows, ModelSpec, ServedVersion
 
 MODEL_FILE: Final = "model.onnx"
 CARD_FILE: Final = "model.yaml"
+CONFIG_FILE: Final = "config.pbtxt"
 SEMVER: Final = re.compile(r"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)")
 MAX_BATCH_SIZE: Final = 1_024
 """Rows in one request; above it the fixed cost of a request no longer shows."""
+_SPECIFIC: Final = re.compile(r"^version_policy \{\s*specific\s*\{\s*versions:\s*\[([\s\d,]+)\]", re.MULTILINE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,9 +222,43 @@ def write_version(repository: Path, *, spec: ModelSpec, card: ModelCard, model: 
         staged.rmdir()
     else:
         staged.replace(target)
-    checksums = {number: read_card(repository, spec.name, number).sha256 for number in versions(repository, spec.name)}
-    (home / "config.pbtxt").write_text(render_config(spec, checksums=checksums))
+    write_config(repository, spec, loaded=[*loaded_versions(repository, spec.name), card.version])
     return target
+
+
+def loaded_versions(repository: Path, name: str) -> list[int]:
+    """Versions that the server loads of a model, as its configuration says, oldest first; none where there is none.
+
+    A configuration of another policy than ``specific`` was written by an earlier release, which loaded the newest two.
+    """
+    path = repository / name / CONFIG_FILE
+    if not path.is_file():
+        return []
+    named = _SPECIFIC.search(path.read_text())
+    held = versions(repository, name)
+    return held[-2:] if named is None else sorted({int(number) for number in named[1].split(",")} & {*held})
+
+
+def write_config(repository: Path, spec: ModelSpec, *, loaded: Collection[int]) -> list[int]:
+    """Write the server's configuration of a model, with the versions that it is to load.
+
+    It is renamed into place, so that a server which reads it meanwhile does not see half of it.
+
+    Args:
+        repository: The model repository.
+        spec: The model's contract.
+        loaded: The versions; those that the repository does not hold are left out.
+
+    Returns:
+        The versions that are loaded, oldest first.
+    """
+    home = repository / spec.name
+    checksums = {number: read_card(repository, spec.name, number).sha256 for number in versions(repository, spec.name)}
+    chosen = sorted({*loaded} & {*checksums})
+    staged = home / f".{CONFIG_FILE}.new"
+    staged.write_text(render_config(spec, checksums=checksums, loaded=chosen))
+    staged.replace(home / CONFIG_FILE)
+    return chosen
 
 
 def render_card(card: ModelCard) -> str:
@@ -236,12 +272,13 @@ def checksum_parameter(version: str | int) -> str:
     return f"sha256_{version}"
 
 
-def render_config(spec: ModelSpec, *, checksums: Mapping[int, str]) -> str:
+def render_config(spec: ModelSpec, *, checksums: Mapping[int, str], loaded: Collection[int]) -> str:
     """Triton's model configuration.
 
     Args:
         spec: The model's contract.
         checksums: SHA-256 of the model file by version.
+        loaded: Versions that the server loads.
     """
     outputs = ",\n".join(
         f'  {{ name: "{tensor}", data_type: TYPE_{datatype}, dims: [ {width} ] }}'
@@ -258,6 +295,7 @@ def render_config(spec: ModelSpec, *, checksums: Mapping[int, str]) -> str:
         input_tensor=spec.input_tensor,
         n_features=len(spec.inputs),
         outputs=outputs,
+        loaded=", ".join(str(number) for number in sorted(loaded)),
         parameters=parameters,
     )
 
@@ -285,8 +323,9 @@ instance_group [ {{ count: 1, kind: KIND_CPU }} ]
 parameters {{ key: "intra_op_thread_count" value {{ string_value: "1" }} }}
 parameters {{ key: "inter_op_thread_count" value {{ string_value: "1" }} }}
 
-# The version before the newest stays loaded, so that workers which still score with it are not cut off by a new one.
-version_policy {{ latest {{ num_versions: 2 }} }}
+# Named one by one: a policy of the latest would unload a champion once newer versions are there. `headrace train` adds
+# its version; `headrace models load` adds one too, and takes out those that no rollout uses.
+version_policy {{ specific {{ versions: [ {loaded} ] }} }}
 
 # The first real request must not pay for what the runtime sets up lazily.
 model_warmup [

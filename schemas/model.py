@@ -308,6 +308,11 @@ class ModelSpec:
         return f"dlq.{self.topic}"
 
     @property
+    def rollout_topic(self) -> str:
+        """Topic that says which of its versions scores whom."""
+        return f"rollout.{self.name}"
+
+    @property
     def reference(self) -> str:
         """``name@version``: names the published schema of the scores."""
         return f"{self.name}@{self.version}"

@@ -109,6 +109,26 @@ class TritonModel:
             await self.prove(self._golden)
         self._is_proved = True
 
+    async def attach(self, *, timeout_s: float = 5.0) -> None:
+        """Use the version as it stands on the server, and load nothing.
+
+        Raises:
+            InferenceUnavailableError: The server is not live in time.
+            ConfigError: The version is not loaded there, or another file is under that number.
+            TensorMismatchError: The model's inputs or outputs are not those of its contract.
+        """
+        if self._client is None:
+            self._client = InferenceServerClient(self._url, channel_args=_CHANNEL)
+        await self._wait_until_live(timeout_s)
+        if not await self._is_ready():
+            msg = (
+                f"{self._name} is not loaded, expected it loaded and warm; run `headrace models load "
+                f"{self._spec.name} {self._served.version}`"
+            )
+            raise ConfigError(msg)
+        await self._check()
+        self._is_proved = True
+
     async def infer(self, features: NDArray[np.float32], *, timeout_s: float) -> Inference:
         """Score a matrix, in as many requests as the server's batch size asks for; see the port."""
         if not self._is_proved:
@@ -155,16 +175,23 @@ class TritonModel:
         Raises:
             InferenceError: An answer is off by more than ``tolerance``.
         """
-        answer = await self._infer(golden.features, timeout_s=_CALL_S)
-        for output in self._spec.outputs:
-            off = np.abs(answer.outputs[output.tensor][:, output.index] - golden.outputs[output.column])
-            if answer.rejected or not (off <= tolerance).all():
+        for column, off in (await self.differences(golden)).items():
+            if not off <= tolerance:
                 msg = (
-                    f"{self._name} answers `{output.column}` of its card's golden rows off by "
-                    f"{off.max(initial=0.0):.2e}, expected at most {tolerance:.0e}; see whether it runs the "
-                    "file that the card was made with"
+                    f"{self._name} answers `{column}` of its card's golden rows off by {off:.2e}, expected at most "
+                    f"{tolerance:.0e}; see whether it runs the file that the card was made with"
                 )
                 raise InferenceError(msg)
+
+    async def differences(self, golden: GoldenRows) -> dict[str, float]:
+        """Tell the largest difference from the answers expected, by output column; NaN where an answer is none."""
+        answer = await self._infer(golden.features, timeout_s=_CALL_S)
+        off = {}
+        for output in self._spec.outputs:
+            answered = answer.outputs[output.tensor][:, output.index]
+            difference = np.abs(answered - golden.outputs[output.column]).max(initial=0.0)
+            off[output.column] = np.nan if answer.rejected else float(difference)
+        return off
 
     async def recover(self) -> None:
         """Load a model that is not ready; unload and load one that is, but fails; see the port.

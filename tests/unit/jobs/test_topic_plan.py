@@ -107,7 +107,7 @@ def test_what_stands_on_a_topic_is_kept_as_its_role_needs_it_whatever_else_is_sa
         (
             "features__user_activity",
             TopicSettings(partitions=3),
-            r"topics that have as many partitions as their source, expected one of \['store.events'\]",
+            r"topics whose number of partitions is given, expected one of \['store.events'\]",
         ),
     ],
 )

@@ -159,9 +159,9 @@ def test_the_configuration_is_one_that_triton_reads(tmp_path: Path):
         "sha256_1": SHA256,
         "sha256_2": SHA256,
     }
-    assert config.version_policy.latest.num_versions == 2
+    assert list(config.version_policy.specific.versions) == [1, 2]
     assert config.model_warmup[0].inputs["features"].dims == [5]
-    assert text == render_config(make_spec(), checksums={1: SHA256, 2: SHA256})
+    assert text == render_config(make_spec(), checksums={1: SHA256, 2: SHA256}, loaded=[1, 2])
 
 
 def test_a_card_is_plain_yaml(tmp_path: Path):

@@ -1,0 +1,125 @@
+"""What a version of a model has done, as sums that add up over batches and over workers."""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from schemas.model import ModelOutput
+from streams.inference.rollout import Evidence
+
+Counts = NDArray[np.int64]
+
+_LATENCY_BINS: Final = 176
+_FIRST_MS: Final = 0.1
+_BINS_PER_DOUBLING: Final = 8
+"""Latencies are told apart by 9 %, from 0.1 ms to some seven minutes."""
+_BOUNDED_BINS: Final = 10
+_MAGNITUDES: Final = 10
+"""Of an output without bounds: powers of two up to 1,024, of either sign."""
+
+
+@dataclass(kw_only=True)
+class Tally:
+    """Sums of what one version has done since a step of a rollout began.
+
+    Attributes:
+        rows: Rows given to it.
+        failures: Those of them that it had no valid answer to.
+        latency: Rows by how long their request took, in bins.
+        scores: Scores by value, in the bins of :func:`score_bins`; empty before the first.
+        compared: Rows that the champion has answered too, in a shadow.
+        difference_sum: Sum of the absolute differences of those.
+        difference_max: The largest of them.
+    """
+
+    rows: int = 0
+    failures: int = 0
+    latency: Counts = field(default_factory=lambda: np.zeros(_LATENCY_BINS, dtype=np.int64))
+    scores: Counts = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    compared: int = 0
+    difference_sum: float = 0.0
+    difference_max: float = 0.0
+
+    def add(self, *, rows: int, failures: int, took_ms: float, scores: Counts) -> None:
+        """Count one request.
+
+        Args:
+            rows: Its rows.
+            failures: Those without a valid answer.
+            took_ms: How long it took.
+            scores: Its scores by bins.
+        """
+        self.rows += rows
+        self.failures += failures
+        place = math.ceil(math.log2(max(took_ms, _FIRST_MS) / _FIRST_MS) * _BINS_PER_DOUBLING)
+        self.latency[min(place, _LATENCY_BINS - 1)] += rows
+        self.scores = scores.copy() if not self.scores.size else self.scores + scores
+
+    def compare(self, differences: NDArray[np.float64]) -> None:
+        """Count absolute differences from what the champion answered, ``(n_rows,)``."""
+        self.compared += differences.size
+        self.difference_sum += float(differences.sum())
+        self.difference_max = max(self.difference_max, float(differences.max(initial=0.0)))
+
+    @property
+    def p99_ms(self) -> float:
+        """Time that 99 of 100 rows were answered within; NaN where there are none."""
+        total = int(self.latency.sum())
+        if not total:
+            return math.nan
+        place = int(np.searchsorted(np.cumsum(self.latency), math.ceil(0.99 * total)))
+        return float(_FIRST_MS * 2 ** (place / _BINS_PER_DOUBLING))
+
+    @property
+    def evidence(self) -> Evidence:
+        """What a rollout is decided by."""
+        scores = tuple(int(count) for count in self.scores)
+        return Evidence(rows=self.rows, failures=self.failures, p99_ms=self.p99_ms, scores=scores)
+
+    def to_document(self) -> dict[str, Any]:
+        """Everything, as JSON has it."""
+        return {
+            "rows": self.rows,
+            "failures": self.failures,
+            "latency": self.latency.tolist(),
+            "scores": self.scores.tolist(),
+            "compared": self.compared,
+            "difference_sum": self.difference_sum,
+            "difference_max": self.difference_max,
+        }
+
+    @staticmethod
+    def from_document(document: Mapping[str, Any]) -> "Tally":
+        """Read what :meth:`to_document` made."""
+        arrays = {name: np.array(document[name], dtype=np.int64) for name in ("latency", "scores")}
+        return Tally(**{**document, **arrays})
+
+
+def merged(tallies: Iterable[Tally]) -> Tally:
+    """Add up what several workers have seen of one version."""
+    whole = Tally()
+    for tally in tallies:
+        whole.rows += tally.rows
+        whole.failures += tally.failures
+        whole.latency = whole.latency + tally.latency
+        if tally.scores.size:
+            whole.scores = tally.scores if not whole.scores.size else whole.scores + tally.scores
+        whole.compared += tally.compared
+        whole.difference_sum += tally.difference_sum
+        whole.difference_max = max(whole.difference_max, tally.difference_max)
+    return whole
+
+
+def score_bins(output: ModelOutput, values: NDArray[Any]) -> Counts:
+    """Count values of an output by bins, the same for every version: ten between its bounds, else magnitudes."""
+    numbers = values.astype(np.float64)
+    if output.minimum is not None and output.maximum is not None and output.maximum > output.minimum:
+        share = (numbers - output.minimum) / (output.maximum - output.minimum)
+        places = np.clip((share * _BOUNDED_BINS).astype(np.int64), 0, _BOUNDED_BINS - 1)
+        return np.bincount(places, minlength=_BOUNDED_BINS)
+    magnitude = np.minimum(np.floor(np.log2(1 + np.abs(numbers))), _MAGNITUDES).astype(np.int64)
+    return np.bincount(np.sign(numbers).astype(np.int64) * magnitude + _MAGNITUDES, minlength=2 * _MAGNITUDES + 1)
