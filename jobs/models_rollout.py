@@ -1,4 +1,7 @@
-"""``headrace models load|compare|shadow|canary|promote|rollback|status``: the life of a model version."""
+"""``headrace models load|compare|shadow|canary|promote|rollback|status``: the life of a model version.
+
+Scoring workers do not follow the state that these commands change yet: they score with the newest version.
+"""
 
 import asyncio
 import json
@@ -16,7 +19,7 @@ from rich.markup import escape
 from jobs.application import Application, load_application
 from jobs.reach import reach_kafka
 from jobs.settings import Settings
-from offline.card import ModelCard, load_card, versions, write_config
+from offline.card import ModelCard, load_card, loaded_versions, versions, write_config
 from schemas.errors import ConfigError, InferenceError
 from schemas.model import ModelSpec
 from schemas.time import parse_duration_us
@@ -80,7 +83,8 @@ class _Place:
 def load(*, model: Model, version: Version, as_json: AsJson = False) -> None:
     """Load a version beside those in use, warm it up, and prove it by the golden rows of its card.
 
-    Versions that no rollout uses are unloaded. Nothing is scored by it yet: `shadow` and `canary` begin that.
+    Where there is a rollout, versions that it does not use are unloaded. Nothing is scored by it yet:
+    `shadow` and `canary` begin that.
     """
     place = _place(model, is_light_too=True)
     card, started = place.card(version), time.perf_counter()
@@ -249,14 +253,14 @@ def _known(application: Application, *, is_light_too: bool) -> dict[str, ModelSp
 
 
 def _in_use(place: _Place) -> list[int]:
-    """Versions that may score: those of the rollout; the newest of a model that has none, such as a light one."""
+    """Versions that may score: those of the rollout, or all that are loaded where there is none (light models)."""
     application = load_application(place.settings.application)
     if place.spec.name not in application.models:
-        return versions(place.settings.model_repository, place.spec.name)[-1:]
+        return loaded_versions(place.settings.model_repository, place.spec.name)
     with place.log() as log:
         entry = log.read().entry
     if entry is None:
-        return versions(place.settings.model_repository, place.spec.name)[-1:]
+        return loaded_versions(place.settings.model_repository, place.spec.name)
     used = (entry.state.champion, entry.state.candidate, entry.state.previous)
     return [int(each.version) for each in used if each is not None]
 
@@ -297,8 +301,9 @@ def _off(place: _Place, version: int, off: dict[str, float], tolerance: float) -
 def _state(place: _Place, view: View) -> Entry:
     if view.entry is None:
         msg = (
-            f"the rollout of model {place.spec.name} has no state yet, expected the one that a scoring worker writes "
-            "at its first start; start one (`headrace up`, or `headrace worker --role scoring`)"
+            f"the rollout of model {place.spec.name} has no state on topic {place.spec.rollout_topic}, expected a "
+            "champion there; workers of this release neither write nor follow it: they score with the newest version "
+            "that the repository holds when they start"
         )
         raise ConfigError(msg)
     return view.entry
