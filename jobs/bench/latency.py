@@ -38,9 +38,9 @@ from schemas.time import parse_rfc3339_us
 from streams.sinks.online import OnlineReader
 
 EVENTS_PER_S: Final = 20_000
-_WATCHED: Final = 200
+_WATCHED: Final = 50
 _FILL_ROWS: Final = 20_000
-_TICK_S: Final = 0.005
+_TICK_S: Final = 0.01
 _SETTLE_S: Final = 2.0
 """Left out at the start: what was caught up with."""
 _TIMEOUT_S: Final = 120.0
@@ -238,7 +238,7 @@ def _read_scores(brokers: str, watched: Watched, ended: threading.Event) -> None
             "isolation.level": "read_committed",
             "enable.auto.commit": False,
             "auto.offset.reset": "latest",
-            "fetch.wait.max.ms": 5,
+            "fetch.wait.max.ms": 20,
         }
     )
     consumer.assign([TopicPartition(MODEL.topic, number) for number in range(PARTITIONS)])

@@ -6,6 +6,7 @@ per batch: a first-in, first-out queue per partition tells up to where everythin
 """
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections import defaultdict, deque
@@ -21,6 +22,7 @@ from confluent_kafka import Consumer as KafkaConsumer
 from faust.transport.base import Transport as FaustTransport
 from faust.transport.consumer import Consumer as FaustConsumer
 from faust.types import TP, ConsumerMessage
+from mode import Service
 
 from schemas.errors import ServiceError
 from streams.batch import RawBatch
@@ -30,6 +32,7 @@ from streams.transport.poller import PollThread
 logger = logging.getLogger(__name__)
 
 _MAX_ROWS = 50_000
+_GATHER_S = 0.005
 _TIMEOUT_S = 15.0
 _ASK_TIMEOUT_S = 3.0
 _COMMITTED_TIMEOUT_S = 60.0
@@ -98,6 +101,10 @@ class ColumnarConsumer(FaustConsumer):  # type: ignore[misc]
         # One counter per writing thread: their difference is what is held.
         self._received_bytes = 0
         self._released_bytes = 0
+        # Batches of this round that no agent has yet, when the next round is due, and whether all are acknowledged.
+        self._to_deliver = 0
+        self._round_due_s = 0.0
+        self._is_settled = asyncio.Event()
         self._main_loop: asyncio.AbstractEventLoop | None = None
         # Since when no rows flow on account of partitions that come or go, and how long that was before.
         self._moving_since_s: float | None = time.monotonic()
@@ -243,25 +250,31 @@ class ColumnarConsumer(FaustConsumer):  # type: ignore[misc]
                 yield tp, self._to_message(tp, batch)
 
     async def _getmany(self, active_partitions: set[TP] | None, timeout: float) -> dict[TP, list[RawBatch]]:  # noqa: ASYNC109 - Faust's signature
-        records = self._pop_ready(active_partitions)
-        if not records:
+        if not any(batches and _is_in(tp, active_partitions) for tp, batches in self._ready.items()):
             self._arrived.clear()
             try:
                 await asyncio.wait_for(self._arrived.wait(), timeout)
             except TimeoutError:
                 return {}
-            records = self._pop_ready(active_partitions)
+        if self.options.commit is not None:
+            # A step costs the same for one row as for hundreds, and no reader sees its rows before the commit: each
+            # partition has one step an epoch. What comes to several of them at one moment makes one round.
+            await asyncio.sleep(max(_GATHER_S, self._round_due_s - time.monotonic()))
+            self._round_due_s = time.monotonic() + self.commit_interval
+        records = self._pop_ready(active_partitions)
+        self._to_deliver = len(records)
         return records
 
     def _pop_ready(self, active_partitions: set[TP] | None) -> dict[TP, list[RawBatch]]:
         return {
             tp: [RawBatch.join(_pop(batches, max_rows=_MAX_ROWS))]
             for tp, batches in self._ready.items()
-            if batches and (active_partitions is None or tp in active_partitions)
+            if batches and _is_in(tp, active_partitions)
         }
 
     def _to_message(self, tp: TP, record: RawBatch) -> ConsumerMessage:
         first_offset = int(record.offsets[0])
+        self._to_deliver -= 1
         self._delivered[tp].append(_Delivered(first_offset, record.next_offset, record.size_bytes))
         return ConsumerMessage(
             topic=record.topic,
@@ -295,7 +308,18 @@ class ColumnarConsumer(FaustConsumer):  # type: ignore[misc]
         self._unacked_messages.discard(message)
         self._acked_index[message.tp].add(message.offset)
         self._acked[message.tp].append(message.offset)
+        if self._is_round_done():
+            self._is_settled.set()
         return True
+
+    def _is_round_done(self) -> bool:
+        if self.options.commit is None or self._to_deliver:
+            return False
+        return all(
+            delivered.first_offset in self._acked_index[tp]
+            for tp, queue in self._delivered.items()
+            for delivered in queue
+        )
 
     def _new_offset(self, tp: TP) -> int | None:
         delivered, acked = self._delivered[tp], self._acked_index[tp]
@@ -314,6 +338,15 @@ class ColumnarConsumer(FaustConsumer):  # type: ignore[misc]
             if self.options.has_failed or self._is_drained:
                 return False
             return bool(await super().force_commit(*args, **kwargs))
+
+    @Service.task  # type: ignore[untyped-decorator]
+    async def _commit_handler(self) -> None:
+        """Commit at each interval; where readers see rows by the commit alone, also when a round is done."""
+        while not self.should_stop:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._is_settled.wait(), self.commit_interval)
+            self._is_settled.clear()
+            await self.commit()
 
     async def _commit_offsets(self, offsets: Mapping[TP, int], start_new_transaction: bool = True) -> bool:
         mine = self.poller.assignment
@@ -339,6 +372,7 @@ class ColumnarConsumer(FaustConsumer):  # type: ignore[misc]
         self._generation = generation
         self.app.consumer_generation_id = generation
         self._ready.clear()
+        self._to_deliver = 0
         self._delivered.clear()
         self._released_bytes = self._received_bytes
 
@@ -511,6 +545,10 @@ class ColumnarConsumer(FaustConsumer):  # type: ignore[misc]
             }
 
         return await asyncio.wrap_future(self.poller.call(ask))
+
+
+def _is_in(tp: TP, active_partitions: set[TP] | None) -> bool:
+    return active_partitions is None or tp in active_partitions
 
 
 def _pop(batches: deque[RawBatch], *, max_rows: int) -> list[RawBatch]:

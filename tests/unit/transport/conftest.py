@@ -26,7 +26,7 @@ def options(committed: Committed) -> ConsumerOptions:
 @pytest.fixture
 async def app(options: ConsumerOptions) -> faust.App:
     made = create_app(
-        "test", brokers="127.0.0.1:1", options=options, metrics=Metrics(CollectorRegistry()), commit_interval_s=60.0
+        "test", brokers="127.0.0.1:1", options=options, metrics=Metrics(CollectorRegistry()), commit_interval_s=0.0
     )
     made.topics.acks_enabled_for = lambda _: True
     return made

@@ -149,3 +149,43 @@ async def test_an_end_whose_commit_fails_still_comes_to_an_end(
     committed.error = RuntimeError("no")
     await consumer.drain()
     assert options.has_failed
+
+
+async def test_a_round_is_committed_once_all_of_it_is_done_and_not_before(
+    consumer: ColumnarConsumer, committed: Committed
+) -> None:
+    await assign(consumer)
+    consumer.commit_interval = 3_600.0
+    committing = asyncio.create_task(ColumnarConsumer._commit_handler.fun(consumer))
+    first, other = await deliver(consumer, batch(0), batch(40, partition=1))
+    first.ack(consumer)
+    assert not consumer._is_settled.is_set()
+    other.ack(consumer)
+    await asyncio.wait_for(committed.began.wait(), 10)
+    committing.cancel()
+    assert committed.offsets == [{("t", 0): 10, ("t", 1): 50}]
+
+
+async def test_a_round_that_is_not_handed_over_yet_is_not_done(consumer: ColumnarConsumer) -> None:
+    await assign(consumer)
+    consumer._take([batch(0), batch(40, partition=1)], 1)
+    messages = consumer.getmany(0.0)
+    _, first = await anext(messages)
+    first.ack(consumer)
+    assert not consumer._is_settled.is_set()
+    _, other = await anext(messages)
+    other.ack(consumer)
+    assert consumer._is_settled.is_set()
+
+
+async def test_each_interval_commits_what_is_done_of_a_round_that_is_not(
+    consumer: ColumnarConsumer, committed: Committed
+) -> None:
+    await assign(consumer)
+    consumer.commit_interval = 0.01
+    first, _ = await deliver(consumer, batch(0), batch(40, partition=1))
+    first.ack(consumer)
+    committing = asyncio.create_task(ColumnarConsumer._commit_handler.fun(consumer))
+    await asyncio.wait_for(committed.began.wait(), 10)
+    committing.cancel()
+    assert committed.offsets == [{("t", 0): 10}]

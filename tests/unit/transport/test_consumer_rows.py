@@ -2,9 +2,11 @@ import asyncio
 
 import faust
 import pytest
+from faust.types import ConsumerMessage
 
 from streams.transport import consumer as consumer_module
 from streams.transport.consumer import ColumnarConsumer, ColumnarSchema, Transport
+from streams.transport.options import ConsumerOptions
 from tests.support.consumer import T0, Committed, assign, batch, deliver, deliver_each
 
 
@@ -124,3 +126,34 @@ async def test_a_consumer_that_was_not_started_has_no_loop(app: faust.App) -> No
 async def test_faust_finds_the_transport_by_its_scheme(app: faust.App) -> None:
     assert isinstance(app.consumer.transport, Transport)
     assert app.consumer.transport.driver_version.startswith("confluent-kafka=")
+
+
+@pytest.mark.parametrize(("gather_s", "interval_s"), [(0.0, 0.05), (0.05, 0.0)])
+async def test_what_comes_within_an_epoch_is_one_round_of_all_partitions(
+    consumer: ColumnarConsumer, monkeypatch: pytest.MonkeyPatch, gather_s: float, interval_s: float
+) -> None:
+    monkeypatch.setattr(consumer_module, "_GATHER_S", gather_s)
+    consumer.commit_interval = interval_s
+    await assign(consumer)
+    await deliver(consumer, batch(0))
+    consumer.deliver([batch(10)], generation=1)
+    round_ = asyncio.create_task(_round(consumer))
+    await asyncio.sleep(0)  # the round has begun with the one batch that is there
+    await asyncio.sleep(0)
+    consumer.deliver([batch(20), batch(40, partition=1)], generation=1)
+    assert [message.value.offsets.tolist() for message in await round_] == [list(range(10, 30)), list(range(40, 50))]
+
+
+async def test_where_rows_need_no_commit_to_be_seen_they_wait_for_none(
+    consumer: ColumnarConsumer, options: ConsumerOptions
+) -> None:
+    options.commit = None
+    consumer.commit_interval = 3_600.0
+    await assign(consumer)
+    await deliver(consumer, batch(0))
+    (message,) = await deliver(consumer, batch(10))
+    assert message.offset == 10
+
+
+async def _round(consumer: ColumnarConsumer) -> list[ConsumerMessage]:
+    return [message async for _, message in consumer.getmany(1.0)]
