@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import Final
+from typing import Final, TypeVar
 
 from jobs.role import Role
 from jobs.schema_registry import name_registry
@@ -25,6 +25,8 @@ from schemas.use_case import UseCase
 from schemas.view import FeatureView
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]+")
+_MODULE: Final = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+_Kind = TypeVar("_Kind")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,26 +115,28 @@ def load_application(module: str) -> Application:
     name_registry()
     loaded = _import(module)
     standing = {name: value for name, value in vars(loaded).items() if isinstance(value, FeatureView)}
-    views = list(getattr(loaded, "VIEWS", {id(view): view for view in standing.values()}.values()))
-    if not views or not all(isinstance(view, FeatureView) for view in views):
-        msg = f"application {module!r} defines views {views!r}, expected a FeatureView, or a list of them in VIEWS"
+    views: list[FeatureView] = list({id(view): view for view in standing.values()}.values())
+    if hasattr(loaded, "VIEWS"):
+        views = _listed(loaded, "VIEWS", FeatureView, module=module)
+    if not views:
+        msg = f"application {module!r} defines views [], expected a FeatureView, or a list of them in VIEWS"
         raise ConfigError(msg)
     by_name = {view.name: view for view in views}
     if len(by_name) != len(views):
         msg = f"application {module!r} defines a view name twice: {sorted(view.name for view in views)}"
         raise ConfigError(msg)
-    defined = list(getattr(loaded, "MODELS", ()))
+    defined = _listed(loaded, "MODELS", ModelSpec, module=module)
     models = {model.name: model for model in defined}
     if len(models) != len(defined):
         msg = f"application {module!r} defines a model name twice: {sorted(model.name for model in defined)}"
         raise ConfigError(msg)
     for model in models.values():
         model.check_views(by_name)
-    use_cases = list(getattr(loaded, "USE_CASES", ()))
+    use_cases = _listed(loaded, "USE_CASES", UseCase, module=module)
     _check_use_cases(use_cases, views=by_name, models=models, where=f"application {module!r}")
-    topics = dict(getattr(loaded, "TOPICS", {}))
-    if wrong := {name: value for name, value in topics.items() if not isinstance(value, TopicSettings)}:
-        msg = f"application {module!r} has {wrong!r} in TOPICS, expected TopicSettings by the names of topics"
+    topics = getattr(loaded, "TOPICS", {})
+    if not isinstance(topics, Mapping) or not all(isinstance(value, TopicSettings) for value in topics.values()):
+        msg = f"application {module!r} has {topics!r} in TOPICS, expected TopicSettings by the names of topics"
         raise ConfigError(msg)
     variables = {variable: view.name for variable, view in standing.items()}
     return Application(
@@ -141,9 +145,21 @@ def load_application(module: str) -> Application:
         views=by_name,
         models=models,
         use_cases=use_cases,
-        topics=topics,
+        topics=dict(topics),
         variables=variables,
     )
+
+
+def _listed(loaded: ModuleType, name: str, kind: type[_Kind], *, module: str) -> list[_Kind]:
+    """What a module lists under a name; nothing where it does not have it."""
+    listed = getattr(loaded, name, ())
+    items = list(listed) if isinstance(listed, Iterable) and not isinstance(listed, Mapping) else None
+    if items is None or not all(isinstance(item, kind) for item in items):
+        shown = listed if items is None else items
+        expected = f"expected a {kind.__name__} or more in a list, {name}"
+        msg = f"application {module!r} defines {name.lower()} {shown!r}, {expected}"
+        raise ConfigError(msg)
+    return items
 
 
 def _check_use_cases(
@@ -151,9 +167,6 @@ def _check_use_cases(
 ) -> None:
     shapes: dict[str, str] = {}
     for use_case in use_cases:
-        if not isinstance(use_case, UseCase):
-            msg = f"{where} has {use_case!r} in USE_CASES, expected a UseCase"
-            raise ConfigError(msg)
         if (other := shapes.get(use_case.shape)) is not None:
             msg = f"{where} has use cases {other} and {use_case.path}, expected each path once, whatever its parameters"
             raise ConfigError(msg)
@@ -194,6 +207,12 @@ def contracts_of(views: Iterable[FeatureView]) -> list[Contract]:
 
 
 def _import(module: str) -> ModuleType:
+    if not module.endswith(".py") and not _MODULE.fullmatch(module):
+        msg = (
+            f"application {module!r} is no name of a module, expected one such as 'shop.views' in the working "
+            "directory or on the Python path, or a .py file"
+        )
+        raise ConfigError(msg)
     try:
         if module.endswith(".py"):
             spec = importlib.util.spec_from_file_location(Path(module).stem, module)
@@ -207,19 +226,33 @@ def _import(module: str) -> ModuleType:
         if (here := str(Path.cwd())) not in sys.path:
             sys.path.insert(0, here)
         return importlib.import_module(module)
-    except (ModuleNotFoundError, FileNotFoundError) as exc:
-        msg = (
-            f"application {module!r} cannot be imported: {exc}; expected a module in the working directory or on the "
-            "Python path, or a .py file"
-        )
-        raise ConfigError(msg) from exc
     except HeadraceError:
         raise
     except Exception as exc:
-        place = traceback.extract_tb(exc.__traceback__)[-1]
+        if _is_absent(module, exc):
+            msg = (
+                f"application {module!r} cannot be imported: {exc}; expected a module in the working directory or on "
+                "the Python path, or a .py file"
+            )
+            raise ConfigError(msg) from exc
+        place = _place(exc)
         where = "" if isinstance(exc, SyntaxError) else f" at {place.filename}, line {place.lineno}"
         msg = (
             f"application {module!r} cannot be imported: {type(exc).__name__}: {exc}{where}; expected a module that "
             "runs through, correct it"
         )
         raise ConfigError(msg) from exc
+
+
+def _is_absent(module: str, exc: Exception) -> bool:
+    """Tell whether it is the module itself, or a package that it is in, that is not there."""
+    if module.endswith(".py"):
+        return isinstance(exc, FileNotFoundError) and not Path(module).exists()
+    return isinstance(exc, ModuleNotFoundError) and exc.name is not None and f"{module}.".startswith(f"{exc.name}.")
+
+
+def _place(exc: Exception) -> traceback.FrameSummary:
+    """Where in the user's code an import failed: not in the import machinery, which stands below it."""
+    frames = traceback.extract_tb(exc.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith("<frozen ")]
+    return (own or frames)[-1]

@@ -3,7 +3,7 @@
 from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -15,6 +15,9 @@ from offline.event_file import EventFile
 from offline.report import report_lateness
 from schemas.errors import ConfigError
 from schemas.view import EMIT_MODES, FeatureView
+
+_MOST_ROWS: Final = 1_000_000_000
+"""Of a batch: more than memory holds, and far from where readers' own counters end."""
 
 
 def compute(
@@ -34,7 +37,9 @@ def compute(
         ),
     ] = None,
     emit: Annotated[str | None, typer.Option(help=f"{', '.join(EMIT_MODES)}.", show_default="the view's own")] = None,
-    batch_rows: Annotated[int, typer.Option(min=1, help="Rows per batch; changes nothing in the output.")] = 50_000,
+    batch_rows: Annotated[
+        int, typer.Option(min=1, max=_MOST_ROWS, help="Rows per batch; changes nothing in the output.")
+    ] = 50_000,
     close: Annotated[
         bool, typer.Option("--close", help="Take the watermark to the end of time after the last row.")
     ] = False,
@@ -100,7 +105,12 @@ def _check_paths(view: FeatureView, input_path: Path, *outputs: Path | None) -> 
 
 
 def _view(definition: str) -> FeatureView:
-    module, _, name = definition.partition(":")
+    # A path may have a colon of its own.
+    is_whole = definition.endswith(".py") or ":" not in definition
+    module, colon, name = (definition, "", "") if is_whole else definition.rpartition(":")
+    if colon and not name:
+        msg = f"`{definition}` names no view after the colon, expected MODULE:VIEW, or MODULE where it has one view"
+        raise ConfigError(msg)
     application = load_application(module)
     if name:
         return application.view(name)

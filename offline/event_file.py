@@ -145,7 +145,12 @@ class EventFile:
     def _payloads(self, size: int) -> Iterator[list[bytes]]:
         if self.path.suffix.lower() == ".parquet":
             number = 0
-            for batch in pq.ParquetFile(self.path).iter_batches(size):
+            file = pq.ParquetFile(self.path)
+            names = file.schema_arrow.names
+            if double := sorted({name for name in names if names.count(name) > 1}):
+                msg = f"{self.path} has the columns {double} more than once, expected each once; drop or rename one"
+                raise DecodeError(msg)
+            for batch in file.iter_batches(size):
                 if batch.num_rows:
                     yield self._encode(pa.Table.from_batches([batch]), number)
                 number += batch.num_rows

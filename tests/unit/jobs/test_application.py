@@ -86,6 +86,11 @@ def test_a_file_may_import_what_stands_beside_it(
             "from streams import FeatureView\nFeatureView('v', sldie='1m')\n",
             r"TypeError: .*unexpected keyword argument 'sldie' at .*broken\.py, line 2",
         ),
+        (
+            "import json\nimport not_installed\n",
+            r"cannot be imported: ModuleNotFoundError: No module named 'not_installed' at .*broken\.py, line 2",
+        ),
+        ("open('not/there')\n", r"cannot be imported: FileNotFoundError: .*'not/there' at .*broken\.py, line 1"),
     ],
 )
 def test_a_module_that_does_not_run_through_is_refused_by_its_line(tmp_path: Path, text: str, message: str) -> None:
@@ -102,7 +107,13 @@ def test_a_module_may_end_the_program_by_itself(tmp_path: Path) -> None:
         load_application(str(tmp_path / "ending.py"))
 
 
-@pytest.mark.parametrize("module", ["no.such.module", "no_such_file.py"])
+@pytest.mark.parametrize("module", ["", ".", ".views", "shop.", "shop/views", "1shop"])
+def test_what_is_no_name_of_a_module_is_refused(module: str) -> None:
+    with pytest.raises(ConfigError, match="is no name of a module, expected one such as"):
+        load_application(module)
+
+
+@pytest.mark.parametrize("module", ["no.such.module", "json.no_such_module", "no_such_file.py"])
 def test_a_module_that_is_not_there_is_an_error(module: str) -> None:
     with pytest.raises(ConfigError, match="cannot be imported"):
         load_application(module)
@@ -113,6 +124,13 @@ def test_a_module_that_is_not_there_is_an_error(module: str) -> None:
     [
         ("VIEWS = []", "defines views"),
         ('VIEWS = ["airport_departures"]', "defines views"),
+        ('VIEWS = view("a")', r"defines views FeatureView.*, expected a FeatureView or more in a list, VIEWS"),
+        ("VIEWS = 3", r"defines views 3, expected a FeatureView or more in a list, VIEWS"),
+        ('VIEWS = {"a": view("a")}', r"defines views {'a': .*, expected a FeatureView or more in a list, VIEWS"),
+        ('VIEWS = [view("a")]\nMODELS = None', "defines models None, expected a ModelSpec or more"),
+        ('VIEWS = [view("a")]\nMODELS = ["m"]', r"defines models \['m'\], expected a ModelSpec or more"),
+        ('VIEWS = [view("a")]\nUSE_CASES = 3', "defines use_cases 3, expected a UseCase or more in a list, USE_CASES"),
+        ('VIEWS = [view("a")]\nTOPICS = ["a"]', r"has \['a'\] in TOPICS, expected TopicSettings by the names"),
         ('VIEWS = [view("a"), view("a", version=2)]', "a view name twice"),
     ],
 )

@@ -182,6 +182,29 @@ def test_a_module_that_is_not_there_is_refused() -> None:
     assert "cannot be imported" in error(compute("no_such_file.py:view", "--input", GOLDEN / "events.ndjson"))
 
 
+def test_a_colon_without_a_view_after_it_is_refused() -> None:
+    refusal = error(compute(f"{DEFINITION}:", "--input", GOLDEN / "events.ndjson"))
+
+    assert "names no view after the colon, expected MODULE:VIEW" in refusal
+
+
+def test_a_path_may_have_a_colon_of_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "a:b" / "views.py"
+    path.parent.mkdir()
+    path.write_text(Path(DEFINITION).read_text())
+
+    for named in (path, f"{path}:activity"):
+        assert compute(named, "--input", GOLDEN / "events.ndjson").exit_code == 0
+
+
+@pytest.mark.parametrize("size", ["0", "-1", "1.5", "many", "1000000001", "99999999999999999999"])
+def test_a_batch_size_that_is_none_is_refused(size: str) -> None:
+    result = compute(DEFINITION, "--input", GOLDEN / "events.ndjson", "--batch-rows", size)
+
+    assert result.exit_code == 2
+    assert "Invalid value for '--batch-rows'" in result.stderr
+
+
 def test_an_unknown_emit_mode_is_refused() -> None:
     result = compute(DEFINITION, "--input", GOLDEN / "events.ndjson", "--emit", "sometimes")
 

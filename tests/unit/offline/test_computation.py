@@ -398,6 +398,14 @@ def test_a_parquet_timestamp_is_rfc_3339_where_the_contract_has_text(tmp_path: P
     assert [row["event_time"] for row in to_rows(compute(view, tmp_path / "in.parquet").rows)] == times_us
 
 
+def test_a_parquet_column_that_is_there_twice_is_refused(tmp_path: Path) -> None:
+    twice = pa.table([pa.array(["a"]), pa.array([3.5]), pa.array(["b"])], names=["key", "at", "key"])
+    pq.write_table(twice, tmp_path / "in.parquet")
+
+    with pytest.raises(DecodeError, match=r"has the columns \['key'\] more than once, expected each once"):
+        compute(make_view(), tmp_path / "in.parquet")
+
+
 def test_parquet_types_that_json_has_not_go_by_the_contract(tmp_path: Path) -> None:
     columns = {
         "key": pa.array(["a", "b"]).dictionary_encode(),
