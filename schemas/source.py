@@ -32,7 +32,9 @@ class EventSource:
         plausible_from: Earliest plausible event time, RFC 3339.
         plausible_until: End (exclusive) of plausible event times, RFC 3339.
         event_id: Column that identifies an event, for de-duplication.
-        dedup_window: Event time for which an ``event_id`` is remembered; needs ``event_id``.
+        dedup_window: Copies of an ``event_id`` whose event times are less than this apart are duplicates; needs
+            ``event_id``. In a session view, rows with an id that are further behind than it (and the gap and the
+            allowed lateness) are late, since a copy of them could not be told.
     """
 
     topic: str

@@ -69,6 +69,9 @@ class WindowEngine:
         self._duplicates = None
         if (window_us := view.input.dedup_window_us) is not None:
             reach_us = self._plan.reach_us + self._plan.allowed_lateness_us
+            if view.gap_us is not None:
+                # A session takes in rows that are up to the window older than the id that they repeat.
+                reach_us += window_us
             self._duplicates = DuplicateMemory(window_us=window_us, reach_us=reach_us)
         prefix = f"{view.input.topic}-{source_partition}-"
         make_intake = SlidingIntake if view.gap_us is None else SessionIntake

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from schemas.row import MASK, Reason
-from schemas.time import END_OF_TIME_US, MINUS_INFINITY_US, format_rfc3339
+from schemas.time import END_OF_TIME_US, MINUS_INFINITY_US, format_duration, format_rfc3339
 from schemas.view import FeatureView
 from streams.windowing.admission import Rejections
 from streams.windowing.batch import InputBatch
@@ -152,10 +152,23 @@ def explain_duplicate(view: FeatureView, row: int, batch: InputBatch, rejections
     rejections.add(row, Reason.DUPLICATE, detail)
 
 
-def explain_late(view: FeatureView, row: int, time_us: int, watermark_us: int, rejections: Rejections) -> None:
-    """Reject a row whose windows had all expired."""
+def explain_late(
+    view: FeatureView,
+    row: int,
+    time_us: int,
+    watermark_us: int,
+    rejections: Rejections,
+    *,
+    told_us: int | None = None,
+) -> None:
+    """Reject a row whose windows had all expired; or, with ``told_us``, one that a copy can't be told from any more."""
     watermark = format_rfc3339(min(watermark_us, LAST_DATETIME_US))
     detail = f"its windows had expired: watermark {watermark}, allowed lateness {view.allowed_lateness}"
+    if told_us is not None:
+        detail = (
+            f"its event time is too old to tell it from a copy: watermark {watermark}, expected less than "
+            f"{format_duration(told_us)} after it (dedup_window, gap and allowed lateness)"
+        )
     rejections.add(row, Reason.LATE, detail, late_by_us=min(watermark_us - time_us, END_OF_TIME_US))
 
 

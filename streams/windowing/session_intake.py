@@ -1,4 +1,8 @@
-"""Rows into session windows, a batch at a time: judged against the watermark, each against the rows before it."""
+"""Rows into session windows, a batch at a time: judged against the watermark, each against the rows before it.
+
+An open session takes in a row however old it is, but event ids are remembered for a bounded time. Where copies are to
+be found, a row with an id that is so old that its first copy may be forgotten is late: else a copy would count twice.
+"""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -98,6 +102,8 @@ class SessionIntake:
         self._output = OutputTable(plan, prefix=prefix)
         self._duplicates = duplicates
         self._out_of_orderness_us = plan.view.input.max_out_of_orderness_us
+        # From a row's event time to the watermark at which no copy of it can be told any more.
+        self._told_us = (plan.view.input.dedup_window_us or 0) + plan.gap_us + plan.allowed_lateness_us
 
     def take_in(
         self,
@@ -211,7 +217,8 @@ class SessionIntake:
         else:
             after_us = moves.at(given.rows)
             edges_us = np.append(after_us, moves.moved_us[-1])
-        kept = np.flatnonzero(~is_overflow)
+        is_forgotten = self._is_forgotten(given, edges_us[:-1])
+        kept = np.flatnonzero(~is_overflow & ~is_forgotten)
         layout = lay_out(
             given.key[kept],
             given.time_us[kept],
@@ -223,7 +230,17 @@ class SessionIntake:
             first_node=self._state.capacity,
         )
         is_duplicate = np.zeros(len(given.rows), dtype=np.bool_)
-        return _Judged(edges_us[:-1], after_us, is_duplicate, layout.among(kept, given.key))
+        layout = layout.among(kept, given.key)
+        layout.is_late[is_forgotten & ~is_overflow] = True
+        return _Judged(edges_us[:-1], after_us, is_duplicate, layout)
+
+    def _is_forgotten(self, given: _Candidates, before_us: Ints) -> Bools:
+        """Rows with an id of which a first copy may be forgotten under the watermark before them."""
+        if given.ids is None:
+            return np.zeros(len(given.rows), dtype=np.bool_)
+        has_id = pc.is_valid(given.ids).to_numpy(zero_copy_only=False)
+        is_forgotten: Bools = has_id & (given.time_us + self._told_us <= before_us)
+        return is_forgotten
 
     def _judge_copies(
         self,
@@ -256,9 +273,10 @@ class SessionIntake:
                 is_duplicate[row] = event_id is not None and memory.is_duplicate(
                     event_id, time_us, watermark_us=watermark_us, before=seen[event_id]
                 )
+                is_forgotten = event_id is not None and time_us + self._told_us <= watermark_us
                 if is_duplicate[row]:
                     pass
-                elif walk.add(row, group=key, key=key, time_us=time_us, before_us=watermark_us):
+                elif not is_forgotten and walk.add(row, group=key, key=key, time_us=time_us, before_us=watermark_us):
                     seen[event_id].append(time_us)
                     if moves is None:
                         watermark_us = max(watermark_us, time_us - self._out_of_orderness_us)
@@ -294,9 +312,11 @@ class SessionIntake:
         for position in np.flatnonzero(judged.is_duplicate).tolist():
             row = int(given.rows[position])
             explain_duplicate(view, row, batch, rejections)
+        is_forgotten = self._is_forgotten(given, judged.before_us)
         for position in np.flatnonzero(judged.layout.is_late).tolist():
-            time_us, before_us = int(given.time_us[position]), int(judged.before_us[position])
-            explain_late(view, int(given.rows[position]), time_us, before_us, rejections)
+            row, time_us, before_us = (int(n[position]) for n in (given.rows, given.time_us, judged.before_us))
+            told_us = self._told_us if is_forgotten[position] else None
+            explain_late(view, row, time_us, before_us, rejections, told_us=told_us)
         for position, feature in overflows.items():
             explain_overflow(int(given.rows[position]), feature, rejections)
 

@@ -128,7 +128,7 @@ class Oracle:
             return "future_timestamp", None
         if self.is_duplicate(row, time, before):
             return "duplicate", None
-        if self.is_late(row[self.key], time, before):
+        if self.is_late(row[self.key], time, before) or self.is_untellable(row, time, before):
             return "late", int(before) - time
         if self.overflows(row | {"_t": time, "_before": before}, before):
             return "overflow", None
@@ -150,12 +150,21 @@ class Oracle:
         if self.view.time_zone is not None:
             longest += 24 * 3_600_000_000
         memory = window + longest + self.view.allowed_lateness_us
+        if self.view.gap_us is not None:
+            memory += window
         return any(
             other[self.source.event_id] == row[self.source.event_id]
             and abs(other["_t"] - time) < window
             and before < other["_t"] + memory
             for other in self.admitted
         )
+
+    def is_untellable(self, row: Row, time: int, before: float) -> bool:
+        """Whether an open session would take in a row that may be a copy of one which is no longer remembered."""
+        window, gap = self.source.dedup_window_us, self.view.gap_us
+        if window is None or gap is None or row[self.source.event_id] is None:
+            return False
+        return time + window + gap + self.view.allowed_lateness_us <= before
 
     def is_late(self, key: Any, time: int, before: float) -> bool:
         if self.view.gap_us is None:
