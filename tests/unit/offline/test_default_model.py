@@ -31,4 +31,6 @@ def test_the_default_model_is_the_one_of_its_card_and_of_today_s_definitions(spe
 def test_its_configuration_is_the_one_that_training_writes(spec: ModelSpec):
     checksums = {number: load_card(REPOSITORY, spec.name, number).sha256 for number in versions(REPOSITORY, spec.name)}
 
-    assert (REPOSITORY / spec.name / "config.pbtxt").read_text() == render_config(spec, checksums=checksums)
+    assert (REPOSITORY / spec.name / "config.pbtxt").read_text() == render_config(
+        spec, checksums=checksums, loaded=checksums
+    )
