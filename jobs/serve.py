@@ -14,7 +14,10 @@ from streams.observability.endpoint import serve
 from streams.observability.health import Health
 from streams.observability.serving import ServingMetrics
 from streams.serving.api import make_api
+from streams.serving.event_admission import make_admissions
+from streams.serving.event_intake import EventIntake
 from streams.serving.store import AsyncOnlineStore
+from streams.transport.event_producer import EventProducer
 
 _GRACE_S = 10
 logger = logging.getLogger(__name__)
@@ -47,6 +50,7 @@ def run_server(
         application.views,
         use_cases=application.use_cases,
         make_store=make_store,
+        intake=_intake(application, settings, metrics=metrics),
         metrics=metrics,
         model_version=_model_version(application, settings),
     )
@@ -68,6 +72,18 @@ def run_server(
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: None)
         uvicorn.Server(config).run(sockets=[listener])
+
+
+def _intake(application: Application, settings: Settings, *, metrics: ServingMetrics) -> EventIntake | None:
+    """Make what takes events; None where no Kafka is named."""
+    brokers = settings.addresses().get("kafka")
+    if brokers is None:
+        logger.info("worker serve: no Kafka is named or runs here, so the API takes no events")
+        return None
+    admissions, without = make_admissions(list(application.views.values()))
+    for reason in without.values():
+        logger.info("worker serve: no events over HTTP: %s", reason)
+    return EventIntake(admissions, without=without, make_producer=lambda: EventProducer(brokers), metrics=metrics)
 
 
 def _model_version(application: Application, settings: Settings) -> str:

@@ -1,7 +1,7 @@
 """Metrics of the serve role: what is read online, how old it is, and how requests fare."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
 
 import numpy as np
@@ -69,6 +69,17 @@ class ServingMetrics(Metrics):
             labels=("route",),
             buckets=DURATION_BUCKETS_S,
         )
+
+        self._events = self._counter(
+            "headrace_http_events_total",
+            "Events that were sent to the API, by what became of them: accepted, a reason, too_large or unavailable.",
+            labels=("source", "outcome"),
+        )
+
+    def events_taken(self, source: str, outcomes: Mapping[str, int]) -> None:
+        """Report what became of events of a request."""
+        for outcome, times in outcomes.items():
+            self._add(self._events, times, source, outcome)
 
     def values_read(self, view: str, values: Sequence[ReadValue], *, now_us: int) -> None:
         """Report the values of one read of a view."""

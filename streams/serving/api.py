@@ -7,12 +7,11 @@ the OpenAPI document. What goes out is written by hand and held to the document 
 import asyncio
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Final, Self
 
-import orjson
 import pyarrow as pa
 from fastapi import FastAPI, Path, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -24,7 +23,6 @@ from schemas.view import FeatureView
 from streams.observability.serving import ServingMetrics
 from streams.serving.document import (
     AnswerDocument,
-    ErrorDocument,
     Names,
     ReadDocument,
     UseCaseDocument,
@@ -32,37 +30,19 @@ from streams.serving.document import (
     score_document,
     value_document,
 )
-from streams.serving.edge import MODEL_VERSION, App, Edge, error_body
+from streams.serving.edge import MODEL_VERSION, App, Edge, RefusedError
+from streams.serving.event_intake import MAX_BATCH_BYTES, EventIntake
+from streams.serving.event_routes import PATH, add_event_routes
+from streams.serving.responses import documented, error_response, json_response
 from streams.serving.store import AsyncOnlineStore, FeatureQuery
 from streams.serving.value import FeatureValue
 
 MAX_VALUES: Final = 10_000
 """Entities of all queries of a request together."""
-_ERRORS: Final[dict[int | str, dict[str, Any]]] = {
-    400: {"model": ErrorDocument, "description": "The body is no text."},
-    404: {"model": ErrorDocument, "description": "There is no such view."},
-    413: {"model": ErrorDocument, "description": "The request is too large."},
-    422: {"model": ErrorDocument, "description": "The request is not as documented."},
-    502: {"model": ErrorDocument, "description": "The online store refuses to be read."},
-    503: {"model": ErrorDocument, "description": "The online store does not answer, or there are too many requests."},
-}
 _WHOLE: Final = re.compile(r"-?[0-9]{1,19}")
 _TEXT: Final = {"type": "string", "minLength": 1}
 _WHOLE_NUMBER: Final = {"type": "integer", "format": "int64", "minimum": -(2**63), "maximum": 2**63 - 1}
 _CODES: Final = {400: "invalid_request", 404: "not_found", 405: "method_not_allowed", 413: "too_large"}
-_ID = {"X-Request-Id": {"description": "Names the request.", "schema": {"type": "string"}}}
-_HEADERS = {
-    **_ID,
-    "X-Model-Version": {
-        "description": "Version of the model whose score it is, else of the one that scores; `none` without a model.",
-        "schema": {"type": "string"},
-    },
-}
-
-
-def _documented(kind: type[Any], description: str) -> dict[int | str, dict[str, Any]]:
-    answer = {"model": kind, "description": description, "headers": _HEADERS}
-    return {200: answer, **{status: {**error, "headers": _HEADERS} for status, error in _ERRORS.items()}}
 
 
 def make_api(
@@ -70,6 +50,7 @@ def make_api(
     *,
     use_cases: Sequence[UseCase] = (),
     make_store: Callable[[], AsyncOnlineStore],
+    intake: EventIntake | None = None,
     metrics: ServingMetrics,
     model_version: str = "none",
 ) -> App:
@@ -79,14 +60,17 @@ def make_api(
         views: Views by name.
         use_cases: Use cases, each of which gets a route.
         make_store: Makes the online store, in the event loop that serves.
+        intake: Takes events; None: the API takes none.
         metrics: Where requests are counted.
         model_version: Version of the model that scores; ``none`` without one.
     """
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with make_store() as store:
-            app.state.store = store
+        async with AsyncExitStack() as stack:
+            app.state.store = await stack.enter_async_context(make_store())
+            if intake is not None:
+                await stack.enter_async_context(intake)
             yield
 
     api = FastAPI(
@@ -102,21 +86,23 @@ def make_api(
     _add_generic_routes(api, views)
     for use_case in use_cases:
         _add_use_case(api, use_case)
-    return Edge(api, model_version=model_version, metrics=metrics)
+    if intake is not None:
+        add_event_routes(api, intake)
+    return Edge(api, model_version=model_version, metrics=metrics, body_limits={PATH: MAX_BATCH_BYTES})
 
 
 def _add_generic_routes(api: FastAPI, views: Mapping[str, FeatureView]) -> None:
     known = {name: _Readable.of(view) for name, view in views.items()}
 
     @api.get(
-        "/v1/views", responses=_documented(ViewsDocument, "The views."), summary="List the views", tags=["features"]
+        "/v1/views", responses=documented(ViewsDocument, "The views."), summary="List the views", tags=["features"]
     )
     async def list_views(request: Request) -> Response:
-        return _json(request, {"views": [_view_document(view) for view in views.values()]})
+        return json_response(request, {"views": [_view_document(view) for view in views.values()]})
 
     @api.post(
         "/v1/features",
-        responses=_documented(AnswerDocument, "The values."),
+        responses=documented(AnswerDocument, "The values."),
         summary="Read features of up to 1,000 entities of each of several views, in one round trip",
         tags=["features"],
     )
@@ -132,11 +118,11 @@ def _add_generic_routes(api: FastAPI, views: Mapping[str, FeatureView]) -> None:
         store: AsyncOnlineStore = request.app.state.store
         found = await store.read_many(queries, is_stale_wanted=asked.stale)
         results = [_values_document(query.view, values) for query, values in zip(queries, found, strict=True)]
-        return _json(request, {"results": results})
+        return json_response(request, {"results": results})
 
     @api.get(
         "/v1/features/{view}/{entity:path}",
-        responses=_documented(AnswerDocument, "The values of one entity."),
+        responses=documented(AnswerDocument, "The values of one entity."),
         summary="Read features of one entity",
         tags=["features"],
     )
@@ -151,7 +137,7 @@ def _add_generic_routes(api: FastAPI, views: Mapping[str, FeatureView]) -> None:
         store: AsyncOnlineStore = request.app.state.store
         key = readable.parsed_key(entity)
         values = await store.read(readable.view, [key], features=feature, is_stale_wanted=stale)
-        return _json(request, {"results": [_values_document(readable.view, values)]})
+        return json_response(request, {"results": [_values_document(readable.view, values)]})
 
 
 def _add_use_case(api: FastAPI, use_case: UseCase) -> None:
@@ -177,7 +163,7 @@ def _add_use_case(api: FastAPI, use_case: UseCase) -> None:
             "score": score_document(scores[0][0]) if scores else None,
             "features": [_values_document(query.view, values) for query, values in zip(queries, found, strict=True)],
         }
-        response = _json(request, document)
+        response = json_response(request, document)
         if scores and (score := scores[0][0].score) is not None:
             response.raw_headers.append((MODEL_VERSION, str(score["model_version"]).encode()))
         return response
@@ -192,7 +178,7 @@ def _add_use_case(api: FastAPI, use_case: UseCase) -> None:
         use_case.path,
         answer,
         methods=["GET"],
-        responses=_documented(UseCaseDocument, "The answer."),
+        responses=documented(UseCaseDocument, "The answer."),
         summary=use_case.description or use_case.path,
         name=use_case.path,
         operation_id=use_case.path.strip("/").replace("/", "_").replace("{", "").replace("}", "").replace("-", "_"),
@@ -214,21 +200,24 @@ def _handle_errors(api: FastAPI) -> None:
     async def invalid(request: Request, exc: Exception) -> Response:
         errors = exc.errors() if isinstance(exc, RequestValidationError) else []
         told = "; ".join(f"{'.'.join(map(str, error['loc']))}: {error['msg']}" for error in errors[:5])
-        return _error(request, 422, "invalid_request", told or str(exc))
+        return error_response(request, 422, "invalid_request", told or str(exc))
 
     async def refused(request: Request, exc: Exception) -> Response:
         status = exc.status_code if isinstance(exc, HTTPException) else 500
         headers = dict(exc.headers or {}) if isinstance(exc, HTTPException) else {}
         detail = exc.detail if isinstance(exc, HTTPException) else str(exc)
-        return _error(request, status, _CODES.get(status, "refused"), detail, headers=headers)
+        code = exc.code if isinstance(exc, RefusedError) else _CODES.get(status, "refused")
+        return error_response(request, status, code, detail, headers=headers)
 
     async def failed(request: Request, _: Exception) -> Response:
-        return _error(request, 500, "internal", "the server failed; its log has the reason under the request id")
+        return error_response(
+            request, 500, "internal", "the server failed; its log has the reason under the request id"
+        )
 
     async def unavailable(request: Request, exc: Exception) -> Response:
         retry_ms = exc.retry_after_ms if isinstance(exc, SinkUnavailableError) else 1_000
         headers = {"Retry-After": str(max(1, -(-retry_ms // 1_000)))}
-        return _error(request, 503, "unavailable", str(exc), headers=headers)
+        return error_response(request, 503, "unavailable", str(exc), headers=headers)
 
     api.add_exception_handler(RequestValidationError, invalid)
     api.add_exception_handler(ConfigError, invalid)
@@ -239,19 +228,7 @@ def _handle_errors(api: FastAPI) -> None:
 
 
 async def _answer_error(status: int, code: str, request: Request, exc: Exception) -> Response:
-    return _error(request, status, code, str(exc))
-
-
-def _error(
-    request: Request, status: int, code: str, text: str, *, headers: Mapping[str, str] | None = None
-) -> Response:
-    body = error_body(request.scope["headrace.request_id"], code=code, text=text)
-    return Response(body, status_code=status, media_type="application/json", headers=dict(headers or {}))
-
-
-def _json(request: Request, document: dict[str, Any]) -> Response:
-    named = {"request_id": request.scope["headrace.request_id"], **document}
-    return Response(orjson.dumps(named), media_type="application/json")
+    return error_response(request, status, code, str(exc))
 
 
 @dataclass(frozen=True)

@@ -98,6 +98,40 @@ class UseCaseDocument(_Closed):
     features: list[ViewValuesDocument]
 
 
+class TakenDocument(_Closed):
+    """An event that all replicas of its partition have."""
+
+    request_id: RequestId
+    source: str
+    partition: int
+    offset: int
+
+
+class RowDocument(_Closed):
+    """What became of one event of a batch; place of an accepted one, reason and remedy of any other."""
+
+    index: int = Field(ge=0, description="Its number in the batch, from 0; blank lines do not count.")
+    status: Literal["accepted", "refused", "unavailable"] = Field(
+        description="`unavailable`: Kafka has not acknowledged it; send it again."
+    )
+    partition: int | None = None
+    offset: int | None = None
+    reason: str | None = Field(default=None, description="A reason code of dead letters, `too_large` or `unavailable`.")
+    detail: str | None = None
+    remedy: str | None = None
+
+
+class BatchDocument(_Closed):
+    """What became of each event of a batch, in its order."""
+
+    request_id: RequestId
+    source: str
+    accepted: int
+    refused: int
+    unavailable: int
+    rows: list[RowDocument]
+
+
 class ViewDocument(_Closed):
     """A view, and how it is read."""
 

@@ -3,7 +3,7 @@
 import logging
 import re
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any, Final
 from uuid import uuid4
 
@@ -17,6 +17,7 @@ logger = logging.getLogger(__name__)
 REQUEST_ID: Final = b"x-request-id"
 MODEL_VERSION: Final = b"x-model-version"
 MAX_BODY_BYTES: Final = 1_048_576
+"""Of a request's body, where the route has no bound of its own."""
 MAX_IN_FLIGHT: Final = 512
 """Requests that are worked on at a time; further ones are told to come again."""
 _GIVEN_ID: Final = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
@@ -26,6 +27,14 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+class RefusedError(HTTPException):
+    """A request that is turned away, with the code that its answer has."""
+
+    def __init__(self, status: int, code: str, text: str, *, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(status, text, dict(headers or {}))
+        self.code = code
 
 
 class Edge:
@@ -38,15 +47,23 @@ class Edge:
         model_version: What ``X-Model-Version`` says where no score is in the answer.
         metrics: Where requests are counted.
         max_in_flight: Requests that are worked on at a time.
+        body_limits: Bytes that a body may have, by how paths begin; :data:`MAX_BODY_BYTES` elsewhere.
     """
 
     def __init__(
-        self, app: App, *, model_version: str, metrics: ServingMetrics, max_in_flight: int = MAX_IN_FLIGHT
+        self,
+        app: App,
+        *,
+        model_version: str,
+        metrics: ServingMetrics,
+        max_in_flight: int = MAX_IN_FLIGHT,
+        body_limits: Mapping[str, int] | None = None,
     ) -> None:
         self._app = app
         self._model_version = model_version.encode()
         self._metrics = metrics
         self._max_in_flight = max_in_flight
+        self._body_limits = body_limits or {}
         self._in_flight = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -76,7 +93,7 @@ class Edge:
                 text = f"{self._max_in_flight} requests are being worked on, expected fewer; try again"
                 await _refuse(send_with_headers, scope, 503, "overloaded", text, retry_after_s=1)
                 return
-            await self._app(scope, _bounded(scope, receive), send_with_headers)
+            await self._app(scope, _bounded(scope, receive, self._body_limit(scope["path"])), send_with_headers)
         except Exception:
             logger.exception("request %s %s failed", scope["headrace.request_id"], scope["path"])
             if status != 500:  # the application tells the caller, and raises what it was for the log
@@ -86,19 +103,22 @@ class Edge:
             route = getattr(scope.get("route"), "path", "none")
             self._metrics.request_done(route, status=status, seconds=time.perf_counter() - started_s)
 
+    def _body_limit(self, path: str) -> int:
+        return next((limit for start, limit in self._body_limits.items() if path.startswith(start)), MAX_BODY_BYTES)
 
-def _bounded(scope: Scope, receive: Receive) -> Receive:
+
+def _bounded(scope: Scope, receive: Receive, limit: int) -> Receive:
     announced = dict(scope["headers"]).get(b"content-length", b"0")
     got = int(announced) if announced.isdigit() else 0
     is_announced = got > 0
 
     async def receive_bounded() -> Message:
         nonlocal got
-        message = await receive() if got <= MAX_BODY_BYTES else {}
+        message = await receive() if got <= limit else {}
         if not is_announced:
             got += len(message.get("body", b""))
-        if got > MAX_BODY_BYTES:
-            text = f"the body is larger than {MAX_BODY_BYTES} bytes, expected no more; split the request"
+        if got > limit:
+            text = f"the body is larger than {limit} bytes, expected no more; split the request"
             raise HTTPException(413, text)
         return message
 

@@ -13,6 +13,7 @@ from schemas.use_case import UseCase
 from schemas.view import FeatureView
 from streams.observability.serving import ServingMetrics
 from streams.serving.api import make_api
+from streams.serving.event_intake import EventIntake
 from streams.serving.store import AsyncOnlineStore
 
 
@@ -23,6 +24,7 @@ def serving(
     *,
     use_cases: Sequence[UseCase] = (),
     metrics: ServingMetrics | None = None,
+    intake: EventIntake | None = None,
     model_version: str = "none",
     **store: Any,
 ) -> Iterator[str]:
@@ -33,6 +35,7 @@ def serving(
         by_name,
         use_cases=use_cases,
         make_store=lambda: AsyncOnlineStore(redis_url, observer=metrics, **store),
+        intake=intake,
         metrics=metrics,
         model_version=model_version,
     )

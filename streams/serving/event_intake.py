@@ -1,0 +1,179 @@
+"""Takes events: judges them, puts what may go on Kafka, and tells what became of each once Kafka has acknowledged it.
+
+    1. each event is judged by what it alone decides (:mod:`streams.serving.event_admission`);
+    2. those that may go are sent to the partitions of their keys, with one timestamp, by which they were judged;
+    3. when all of them have been acknowledged, or given up, the answer tells of each.
+
+Nothing is answered before step 3: what was accepted is on all replicas, and what is not accepted is said to be so.
+"""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import Any, Final, Self
+
+from schemas.errors import SinkUnavailableError
+from schemas.row import REQUEST_ID_HEADER
+from streams.breaker import Breaker
+from streams.observability.serving import ServingMetrics
+from streams.serving.edge import RefusedError
+from streams.serving.event_admission import AdmittedEvent, EventAdmission, Refusal
+from streams.transport.event_producer import Delivered, EventProducer, EventRecord, Undelivered
+
+MAX_BATCH_BYTES: Final = 8 * 2**20
+MAX_BATCH_EVENTS: Final = 10_000
+MAX_REQUESTS: Final = 256
+"""Requests with events that are worked on at a time: while Kafka is away, they must not keep readers out."""
+_THREAD_BYTES: Final = 65_536
+"""From so many bytes on events are judged in a thread, so that readers need not wait."""
+_RETRY_MS: Final = 1_000
+
+
+Outcome = Delivered | Undelivered | Refusal
+"""What became of an event."""
+
+
+class EventIntake:
+    """Takes events of all sources; belongs to the event loop of the API.
+
+    Args:
+        admissions: Admission of each source that takes events, by topic.
+        without: Why other sources take none, by topic.
+        make_producer: Makes the producer, in the event loop.
+        metrics: Where events are counted.
+        clock_us: The time of records.
+    """
+
+    def __init__(
+        self,
+        admissions: Mapping[str, EventAdmission],
+        *,
+        without: Mapping[str, str] | None = None,
+        make_producer: Callable[[], EventProducer],
+        metrics: ServingMetrics,
+        clock_us: Callable[[], int] = lambda: time.time_ns() // 1_000,
+    ) -> None:
+        self.admissions = admissions
+        self._without = without or {}
+        self._make_producer = make_producer
+        self._metrics = metrics
+        self._clock_us = clock_us
+        self._breaker = Breaker("Kafka")
+        self._stack = AsyncExitStack()
+        self._n_requests = 0
+
+    async def __aenter__(self) -> Self:
+        self._producer = await self._stack.enter_async_context(self._make_producer())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._stack.aclose()
+
+    def find(self, source: str) -> EventAdmission:
+        """Find the admission of a source.
+
+        Raises:
+            RefusedError: It takes no events here.
+        """
+        if source in self._without:
+            raise RefusedError(415, "unsupported_source", self._without[source])
+        if source not in self.admissions:
+            text = f"there is no source {source!r}, expected one of {sorted(self.admissions)}"
+            raise RefusedError(404, "not_found", text)
+        return self.admissions[source]
+
+    async def take(
+        self, admission: EventAdmission, values: Sequence[bytes], *, request_ids: Sequence[str]
+    ) -> list[Outcome]:
+        """Take events, and wait for Kafka.
+
+        Args:
+            admission: Of their source.
+            values: Their payloads.
+            request_ids: The request id of each, which travels with it to its features and scores.
+
+        Returns:
+            What became of each, in order.
+
+        Raises:
+            SinkUnavailableError: None of those that may go was acknowledged.
+        """
+        if self._n_requests >= MAX_REQUESTS:
+            text = f"{MAX_REQUESTS} requests with events wait for Kafka, expected fewer; try again"
+            raise SinkUnavailableError(text, retry_after_ms=_RETRY_MS)
+        self._n_requests += 1
+        try:
+            return await self._take(admission, values, request_ids)
+        finally:
+            self._n_requests -= 1
+
+    async def _take(
+        self, admission: EventAdmission, values: Sequence[bytes], request_ids: Sequence[str]
+    ) -> list[Outcome]:
+        now_us = self._clock_us() // 1_000 * 1_000  # Kafka's timestamps have milliseconds
+        if sum(map(len, values)) < _THREAD_BYTES:
+            judged = admission.admit(values, now_us=now_us)
+        else:
+            judged = await asyncio.to_thread(admission.admit, values, now_us=now_us)
+        records, topic = [], admission.source.topic
+        for event, request_id in zip(judged, request_ids, strict=True):
+            if isinstance(event, AdmittedEvent):
+                headers = [(REQUEST_ID_HEADER, request_id.encode())]
+                records.append(EventRecord(key=event.key, value=event.value, headers=headers))
+
+        async def send() -> list[Delivered | Undelivered]:
+            found = await self._producer.send(topic, records, timestamp_ms=now_us // 1_000)
+            away = [outcome for outcome in found if isinstance(outcome, Undelivered) and not outcome.is_too_large]
+            if away and not any(isinstance(outcome, Delivered) for outcome in found):
+                raise SinkUnavailableError(unavailable_text(away), retry_after_ms=_RETRY_MS)
+            return found
+
+        try:
+            sent = iter(await self._breaker.call(send) if records else [])
+        except SinkUnavailableError:
+            self._metrics.events_taken(topic, {"unavailable": len(records)})
+            raise
+        outcomes: list[Outcome] = [next(sent) if isinstance(event, AdmittedEvent) else event for event in judged]
+        self._metrics.events_taken(topic, Counter(map(outcome_code, outcomes)))
+        return outcomes
+
+
+def outcome_code(outcome: Outcome) -> str:
+    """Name what became of an event: ``accepted``, a reason, ``too_large`` or ``unavailable``."""
+    if isinstance(outcome, Delivered):
+        return "accepted"
+    if isinstance(outcome, Refusal):
+        return outcome.reason
+    return "too_large" if outcome.is_too_large else "unavailable"
+
+
+def unavailable_text(away: Sequence[Undelivered]) -> str:
+    """Say that Kafka has not acknowledged events, and whether some of them may be there all the same."""
+    is_certain = all(outcome.is_unsent for outcome in away)
+    doubt = "" if is_certain else "; it may have some of them all the same, which `event_id` of a source tells apart"
+    return f"Kafka has not acknowledged {len(away)} events ({away[0].cause}){doubt}. Send them again"
+
+
+def row_document(index: int, outcome: Outcome) -> dict[str, Any]:
+    """Write an outcome as :class:`streams.serving.document.RowDocument` says."""
+    if isinstance(outcome, Delivered):
+        return {"index": index, "status": "accepted", "partition": outcome.partition, "offset": outcome.offset}
+    if isinstance(outcome, Refusal):
+        told = {"reason": outcome.reason, "detail": outcome.detail, "remedy": outcome.remedy}
+        return {"index": index, "status": "refused", **told}
+    if outcome.is_too_large:
+        remedy = "send less in one event, or raise `max.message.bytes` of the topic"
+        return {"index": index, "status": "refused", "reason": "too_large", "detail": outcome.cause, "remedy": remedy}
+    remedy = "send it again" if outcome.is_unsent else "send it again; it may be there all the same"
+    return {
+        "index": index,
+        "status": "unavailable",
+        "reason": "unavailable",
+        "detail": outcome.cause,
+        "remedy": remedy,
+    }
