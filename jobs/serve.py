@@ -3,6 +3,7 @@
 import logging
 import signal
 import socket
+from ipaddress import ip_address
 
 import uvicorn
 
@@ -75,7 +76,14 @@ def run_server(
 
 
 def _intake(application: Application, settings: Settings, *, metrics: ServingMetrics) -> EventIntake | None:
-    """Make what takes events; None where no Kafka is named."""
+    """Make what takes events; None where no Kafka is named, or anybody could send them."""
+    if not _is_loopback(settings.http_address):
+        logger.warning(
+            "worker serve: HEADRACE_HTTP_ADDRESS is %s, which is not loopback, so the API takes no events: it does not "
+            "ask yet who sends them",
+            settings.http_address,
+        )
+        return None
     brokers = settings.addresses().get("kafka")
     if brokers is None:
         logger.info("worker serve: no Kafka is named or runs here, so the API takes no events")
@@ -84,6 +92,14 @@ def _intake(application: Application, settings: Settings, *, metrics: ServingMet
     for reason in without.values():
         logger.info("worker serve: no events over HTTP: %s", reason)
     return EventIntake(admissions, without=without, make_producer=lambda: EventProducer(brokers), metrics=metrics)
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        found = socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return False  # that nothing can listen there is said when something is to
+    return all(ip_address(place[0]).is_loopback for *_, place in found)
 
 
 def _model_version(application: Application, settings: Settings) -> str:

@@ -32,9 +32,9 @@ def command(*, api: int, metrics: int) -> list[str]:
 
 
 @contextlib.contextmanager
-def running(redis_url: str, home: Path) -> Iterator[tuple["subprocess.Popen[bytes]", str, str]]:
+def running(redis_url: str, home: Path, **given: str) -> Iterator[tuple["subprocess.Popen[bytes]", str, str]]:
     ports = choose_ports({"api": 0, "metrics": 0})
-    process = subprocess.Popen(command(**ports), env=environment(redis_url, home))
+    process = subprocess.Popen(command(**ports), env=environment(redis_url, home) | given)
     health = f"http://127.0.0.1:{ports['metrics']}"
 
     def is_ready() -> bool:
@@ -77,6 +77,18 @@ def test_it_starts_while_redis_is_away_and_says_so_to_who_asks(tmp_path: Path) -
     with running("redis://127.0.0.1:1/0", tmp_path) as (_, api, _health):
         answer = httpx.get(f"{api}/v1/flights/UA1/late-arrival", timeout=30)
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "unavailable")
+
+
+@pytest.mark.parametrize(("address", "is_taking"), [("127.0.0.1", True), ("localhost", True), ("0.0.0.0", False)])  # noqa: S104
+def test_events_of_anybody_are_taken_on_loopback_alone(
+    redis_url: str, kafka: str, tmp_path: Path, *, address: str, is_taking: bool
+) -> None:
+    given = {"HEADRACE_HTTP_ADDRESS": address, "HEADRACE_KAFKA": kafka}
+    with running(redis_url, tmp_path, **given) as (_, api, _health):
+        paths = httpx.get(f"{api}/openapi.json", timeout=30).json()["paths"]
+        answer = httpx.post(f"{api}/v1/events/flights.departed", timeout=30)
+    assert any(path.startswith("/v1/events/") for path in paths) == is_taking
+    assert answer.status_code == (415 if is_taking else 404)
 
 
 def test_a_port_that_is_taken_is_a_wrong_setting(redis_url: str, tmp_path: Path) -> None:

@@ -55,6 +55,7 @@ def report_everything(metrics: Metrics, *, now_us: int) -> None:
         value = SimpleNamespace(status="present", source="online", broker_time_us=now_us - 2_000_000)
         metrics.values_read("flights", [value], now_us=now_us)
         metrics.store_unavailable("redis")
+        metrics.events_taken("shop.events", {"accepted": 1})
         metrics.request_done("/v1/features", status=200, seconds=0.002)
     metrics.lineage_sent()
     metrics.lineage_failed("rejected")
