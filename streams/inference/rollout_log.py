@@ -10,11 +10,15 @@ then not seen it and decides anew. (KIP-98: an id belongs to its newest epoch.)
 """
 
 import contextlib
+import itertools
 import json
 import logging
 import math
+import random
+import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -28,13 +32,21 @@ from streams.inference.tally import Tally, merged
 logger = logging.getLogger(__name__)
 
 _TIMEOUT_S: Final = 15.0
-_ATTEMPTS: Final = 20
-"""Writers who take the id from one another do so for a round or two; so many mean that something else is wrong."""
+_PATIENCE_S: Final = 60.0
+"""Writers who take the id from one another are through long before this; one who isn't by then has a stranger to it."""
+_MAX_WAIT_S: Final = 2.0
 _STATE: Final = b"state"
 _EVIDENCE: Final = "evidence/"
 _QUIET: Final = {"log_level": 2}  # each try to connect is an error of level 3; the one that counts is raised
 _UNKNOWN: Final = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION)
-_TAKEN: Final = (KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH, KafkaError.PRODUCER_FENCED)
+_TAKEN: Final = (
+    KafkaError._FENCED,
+    KafkaError.INVALID_PRODUCER_EPOCH,
+    KafkaError.PRODUCER_FENCED,
+    # What Kafka 4.4 answers where the id is being taken while a commit under it comes in. It may mean anything, so a
+    # change is looked for on the topic before it is made again.
+    KafkaError.UNKNOWN,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,11 +57,13 @@ class Entry:
         generation: Which one it is; each change makes the next one.
         state: The state.
         limits: What the candidate may be worse by.
+        change: Names the change that made it, by which its writer finds it again.
     """
 
     generation: int
     state: Rollout
     limits: Limits = field(default_factory=Limits)
+    change: str = ""
 
 
 @dataclass(kw_only=True)
@@ -59,9 +73,11 @@ class View:
     Attributes:
         entry: The state; None before the first worker has served the model.
         seen: By worker, the generation of its evidence, and its sums by version.
+        made: By change, the state that it made, as far back as the topic goes.
     """
 
     entry: Entry | None = None
+    made: dict[str, Entry] = field(default_factory=dict)
     seen: dict[str, tuple[int, dict[str, Tally]]] = field(default_factory=dict)
 
     def tally(self, version: ServedVersion | None) -> Tally:
@@ -75,6 +91,8 @@ class View:
         """Take a record; one that is taken back, or of a worker whose evidence nobody can read, counts for nothing."""
         if key == _STATE:
             self.entry = None if value is None else _read_entry(value)
+            if self.entry is not None:
+                self.made[self.entry.change] = self.entry
         elif key.startswith(_EVIDENCE.encode()):
             worker = key.decode().removeprefix(_EVIDENCE)
             self.seen.pop(worker, None)
@@ -155,16 +173,24 @@ class RolloutLog:
         Raises:
             ServiceError: The broker does not answer, or takes no transactions.
         """
+        deadline = time.monotonic() + _PATIENCE_S
+        change = uuid.uuid4().hex
         with self._told():
-            for _ in range(_ATTEMPTS):
+            for attempt in itertools.count():
                 try:
-                    return self._try_change(decide)
+                    return self._try_change(decide, change)
                 except KafkaException as exc:
-                    if not _is_taken(exc):
+                    if exc.args[0].code() not in _TAKEN:
                         raise
                     logger.info("another one changes the rollout of %s: looking again", self._model.name)
+                # Writers who come back at once fence each other off for ever: to wait for a random while that doubles
+                # lets one of them through (Metcalfe and Boggs 1976).
+                wait_s = random.uniform(0, min(_MAX_WAIT_S, 0.05 * 2**attempt))  # noqa: S311  # no secret
+                if time.monotonic() + wait_s > deadline:
+                    break
+                time.sleep(wait_s)
         msg = (
-            f"the rollout of {self._model.name} was changed by others {_ATTEMPTS} times in a row, expected to get a "
+            f"the rollout of {self._model.name} was being changed by others for {_PATIENCE_S:.0f} s, expected to get a "
             "turn; see which programs write it"
         )
         raise ServiceError(msg)
@@ -200,7 +226,7 @@ class RolloutLog:
     ) -> None:
         self.close()
 
-    def _try_change(self, decide: Decide) -> Entry | None:
+    def _try_change(self, decide: Decide, change: str) -> Entry | None:
         producer = Producer(
             {
                 "bootstrap.servers": self._brokers,
@@ -212,14 +238,13 @@ class RolloutLog:
         producer.init_transactions(_TIMEOUT_S)
         with RolloutLog(self._brokers, self._model) as log:
             view = log.read()
+        if change in view.made:  # its commit went through, though the answer did not
+            return view.made[change]
         decided = decide(view)
         if decided is None:
             return None
-        made = Entry(
-            generation=1 if view.entry is None else view.entry.generation + 1,
-            state=decided.state,
-            limits=decided.limits,
-        )
+        generation = 1 if view.entry is None else view.entry.generation + 1
+        made = replace(decided, generation=generation, change=change)
         producer.begin_transaction()
         producer.produce(self._model.rollout_topic, key=_STATE, value=_write_entry(made), partition=0)
         producer.commit_transaction(_TIMEOUT_S)
@@ -267,10 +292,6 @@ class RolloutLog:
             raise ServiceError(msg) from exc
 
 
-def _is_taken(exc: KafkaException) -> bool:
-    return exc.args[0].code() in _TAKEN
-
-
 def _write_entry(entry: Entry) -> bytes:
     document = asdict(entry)
     baseline = document["state"]["baseline"]
@@ -289,7 +310,7 @@ def _read_entry(value: bytes) -> Entry:
             p99_ms = math.nan if baseline["p99_ms"] is None else baseline["p99_ms"]
             state["baseline"] = Evidence(**{**baseline, "scores": tuple(baseline["scores"]), "p99_ms": p99_ms})
         state |= {"stage": Stage(state["stage"]), "shares": tuple(state["shares"])}
-        return Entry(generation=document["generation"], state=Rollout(**state), limits=Limits(**document["limits"]))
+        return Entry(**{**document, "state": Rollout(**state), "limits": Limits(**document["limits"])})
     except (ValueError, KeyError, TypeError) as exc:
         msg = (
             f"the state of a rollout is {value[:200]!r} ({exc}), expected one that this release wrote; use the "

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import KafkaError, KafkaException, Producer
 from typer.testing import CliRunner
 
 from jobs.models_command import app
@@ -15,7 +15,7 @@ from jobs.topics import ensure_topics, plan_topics
 from offline.card import loaded_versions
 from schemas.errors import ConfigError, HeadraceError, ServiceError
 from schemas.model import ModelSpec, ServedVersion
-from streams.inference.rollout import Rollout, start_canary
+from streams.inference.rollout import Limits, Rollout, start_canary
 from streams.inference.rollout_log import Entry, RolloutLog, View
 from streams.inference.tally import Tally
 from tests.support.model_versions import GOOD, SHIFTED, write_model_version
@@ -174,12 +174,29 @@ def test_of_changes_at_once_each_sees_what_those_before_it_made(rig: Rig) -> Non
     def change(_: int) -> None:
         RolloutLog(rig.kafka, rig.spec).change(count)
 
-    with ThreadPoolExecutor(4) as threads:
-        list(threads.map(change, range(8)))
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(change, range(16)))
     with rig.log() as log:
         entry = log.read().entry
     assert entry is not None
-    assert (entry.state.reason, entry.generation) == ("8", 9), "none was made on what had changed meanwhile"
+    assert (entry.state.reason, entry.generation) == ("16", 17), "none was made on what had changed meanwhile"
+
+
+def test_a_change_whose_answer_is_lost_is_made_once(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = iter([KafkaError(KafkaError.UNKNOWN)])
+
+    class Forgetful(Producer):
+        def commit_transaction(self, *arguments: float) -> None:
+            super().commit_transaction(*arguments)
+            for lost in answers:
+                raise KafkaException(lost)
+
+    monkeypatch.setattr("streams.inference.rollout_log.Producer", Forgetful)
+    with rig.log() as log:
+        made = log.change(lambda view: replace(view.entry, limits=Limits(max_failures=0.5)) if view.entry else None)
+        assert made == log.read().entry
+    assert made is not None
+    assert (made.generation, made.limits.max_failures) == (2, 0.5)
 
 
 def test_evidence_of_workers_adds_up_and_counts_for_its_own_step_alone(rig: Rig) -> None:
