@@ -51,6 +51,12 @@ class Application:
     topics: Mapping[str, TopicSettings] = field(default_factory=dict)
     variables: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def served_models(self) -> dict[str, ModelSpec]:
+        """What runs on the model server, by name: the models, and their light models."""
+        light = [model.light for model in self.models.values() if model.light is not None]
+        return {**self.models, **{model.name: model for model in light}}
+
     def view(self, name: str) -> FeatureView:
         """Find a view by its name, or else by the variable that holds it in the module.
 

@@ -6,30 +6,20 @@ from contextlib import ExitStack
 from typing import Any
 
 import faust
-import numpy as np
 from confluent_kafka import Consumer
-from numpy.typing import NDArray
 
 from jobs.application import Application, consumer_groups, contracts_of, scored_model, scores_kept
 from jobs.role import Role
 from jobs.schema_registry import check_registry
+from jobs.scoring import compose_scoring
 from jobs.settings import Settings
 from jobs.topics import application_topics, ensure_topics
-from offline.card import ModelCard, load_card
 from schemas.errors import ConfigError
-from schemas.model import ModelSpec
 from schemas.topology import connect
 from streams.agents.features import FeaturesWorker
 from streams.agents.offline import OfflineWorker
 from streams.agents.online import OnlineWorker
-from streams.agents.scoring import ScoringWorker
 from streams.agents.worker import run
-from streams.inference.guard import GuardedModel
-from streams.inference.linear import LinearModel
-from streams.inference.scorer import Scorer
-from streams.inference.served_model import LightRung, ServedModel
-from streams.inference.triton import TritonModel
-from streams.inference.vector import VectorReader
 from streams.lineage.dataset import Stores
 from streams.lineage.openlineage import LineageEmitter
 from streams.observability.endpoint import serve
@@ -147,58 +137,4 @@ def _compose(
             if (model := scored_model(application)) is None:
                 msg = f"{application.module} has no model in MODELS, expected one for the scoring role"
                 raise ConfigError(msg)
-            return _scoring(model, application, settings, worker_id=worker_id, metrics=metrics, lineage=lineage)
-
-
-def _scoring(
-    model: ModelSpec,
-    application: Application,
-    settings: Settings,
-    *,
-    worker_id: str,
-    metrics: Metrics,
-    lineage: LineageEmitter,
-) -> faust.App:
-    triton = settings.address("triton")
-    card = load_card(settings.model_repository, model.name)
-    card.check(model)
-    server = TritonModel(model, card.served_version, url=triton, golden=card.golden_rows)
-    guard = GuardedModel(model.name, server, probe=_probe(card), timeout_s=model.rungs.timeout_us / 1e6)
-    served = ServedModel(model, card.served_version, model=guard, light=_light_model(model, settings))
-    reader = OnlineReader(settings.address("redis"))
-    scorer = Scorer(served, vectors=VectorReader(model, views=application.views, reader=reader))
-    return ScoringWorker(
-        model,
-        card.served_version,
-        view=application.views[model.trigger.name],
-        scorer=scorer,
-        connect=server.connect,
-        application=application.name,
-        brokers=settings.address("kafka"),
-        worker_id=worker_id,
-        metrics=metrics,
-        lineage=lineage,
-        delivery=settings.delivery,
-    ).app
-
-
-def _light_model(model: ModelSpec, settings: Settings) -> list[LightRung]:
-    """Make the places of a model's light model: the server, and the worker itself where it is linear."""
-    light, rung = model.light, model.rungs.light_model
-    if light is None or rung is None:
-        return []
-    card = load_card(settings.model_repository, light.name)
-    card.check(light)
-    server = TritonModel(light, card.served_version, url=settings.address("triton"), golden=card.golden_rows)
-    probe, timeout_s = _probe(card), rung.timeout_us / 1e6
-    there = GuardedModel(light.name, server, probe=probe, timeout_s=timeout_s, failures=1)
-    rungs = [LightRung(model=there, is_local=False)]
-    if card.linear is not None:
-        linear = LinearModel(light, card.linear)
-        rungs.append(LightRung(model=GuardedModel(light.name, linear, probe=probe, timeout_s=timeout_s), is_local=True))
-    return rungs
-
-
-def _probe(card: ModelCard) -> NDArray[np.float32]:
-    """A row that the model answers while it works, ``(1, n_features)``."""
-    return card.golden_rows.features[:1] if card.golden else np.zeros((1, len(card.inputs)), dtype=np.float32)
+            return compose_scoring(model, application, settings, worker_id=worker_id, metrics=metrics, lineage=lineage)

@@ -10,14 +10,13 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from jobs.application import Application, load_application
+from jobs.application import load_application
 from jobs.models_rollout import add_commands
 from jobs.settings import Settings
 from offline.card import read_card, versions
 from offline.model_store import ModelStore
 from offline.verify import verify_models
 from schemas.errors import ConfigError
-from schemas.model import ModelSpec
 
 app = typer.Typer(help="Versions of models: their cards and files, and which of them serves.", no_args_is_help=True)
 
@@ -45,7 +44,7 @@ def verify(
     application = load_application(settings.application)
     found = verify_models(
         repository or settings.model_repository,
-        models=_all_models(application),
+        models=application.served_models,
         views=application.views,
         needs_files=not cards_only,
     )
@@ -74,16 +73,10 @@ def fetch(*, repository: Repository = None) -> None:
         raise ConfigError(msg)
     store = ModelStore(settings.model_store)
     place = repository or settings.model_repository
-    for name in _all_models(application):
+    for name in application.served_models:
         for version in versions(place, name):
             is_new = store.fetch(place, read_card(place, name, version))
             typer.echo(f"{name} version {version}: {'fetched' if is_new else 'is there'}")
 
 
 add_commands(app)
-
-
-def _all_models(application: Application) -> dict[str, ModelSpec]:
-    """The models of the application, and their light models."""
-    light = [model.light for model in application.models.values() if model.light is not None]
-    return {**application.models, **{model.name: model for model in light}}

@@ -1,7 +1,4 @@
-"""``headrace models load|compare|shadow|canary|promote|rollback|status``: the life of a model version.
-
-Scoring workers do not follow the state that these commands change yet: they score with the newest version.
-"""
+"""``headrace models load|compare|shadow|canary|promote|rollback|status``: the life of a model version."""
 
 import asyncio
 import json
@@ -16,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from jobs.application import Application, load_application
+from jobs.application import load_application
 from jobs.reach import reach_kafka
 from jobs.settings import Settings
 from offline.card import ModelCard, load_card, loaded_versions, versions, write_config
@@ -50,10 +47,12 @@ class _Place:
     Attributes:
         settings: The settings of the run.
         spec: The model's contract.
+        is_light: Whether it is a light model, which has no rollout: its newest version answers.
     """
 
     settings: Settings
     spec: ModelSpec
+    is_light: bool
 
     def card(self, version: int) -> ModelCard:
         """Read the card of a version, which must be there and fit the contract."""
@@ -240,22 +239,16 @@ def add_commands(app: typer.Typer) -> None:
 def _place(model: str, *, is_light_too: bool = False) -> _Place:
     settings = Settings.from_environment(os.environ)
     application = load_application(settings.application)
-    known = _known(application, is_light_too=is_light_too)
+    known = application.served_models if is_light_too else application.models
     if model not in known:
         msg = f"model {model!r} is not served by {application.module}, expected one of {sorted(known)}"
         raise ConfigError(msg)
-    return _Place(settings=settings, spec=known[model])
-
-
-def _known(application: Application, *, is_light_too: bool) -> dict[str, ModelSpec]:
-    light = [model.light for model in application.models.values() if model.light is not None]
-    return {**application.models, **({each.name: each for each in light} if is_light_too else {})}
+    return _Place(settings=settings, spec=known[model], is_light=model not in application.models)
 
 
 def _in_use(place: _Place) -> list[int]:
     """Versions that may score: those of the rollout, or all that are loaded where there is none (light models)."""
-    application = load_application(place.settings.application)
-    if place.spec.name not in application.models:
+    if place.is_light:
         return loaded_versions(place.settings.model_repository, place.spec.name)
     with place.log() as log:
         entry = log.read().entry
@@ -302,8 +295,8 @@ def _state(place: _Place, view: View) -> Entry:
     if view.entry is None:
         msg = (
             f"the rollout of model {place.spec.name} has no state on topic {place.spec.rollout_topic}, expected a "
-            "champion there; workers of this release neither write nor follow it: they score with the newest version "
-            "that the repository holds when they start"
+            "champion there; start a scoring worker (`headrace worker --role scoring`): the first one begins with the "
+            "newest version that the repository holds"
         )
         raise ConfigError(msg)
     return view.entry

@@ -96,7 +96,9 @@ class View:
         elif key.startswith(_EVIDENCE.encode()):
             worker = key.decode().removeprefix(_EVIDENCE)
             self.seen.pop(worker, None)
-            if value is not None:
+            if value is None:
+                return
+            with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
                 document = json.loads(value)
                 tallies = {version: Tally.from_document(sums) for version, sums in document["versions"].items()}
                 self.seen[worker] = (document["generation"], tallies)
@@ -150,6 +152,35 @@ class RolloutLog:
             while not self._take(_TIMEOUT_S, is_end_awaited=True):
                 pass
         return self.view
+
+    def begin(self, newest: Callable[[], ServedVersion], *, now_us: int) -> Entry:
+        """Read the state; where there is none, the newest version becomes the champion, for all workers.
+
+        Args:
+            newest: Finds the newest version; asked only where there is no state.
+            now_us: The time.
+
+        Raises:
+            ServiceError: The broker does not answer, or there is no such topic.
+        """
+
+        def decide(view: View) -> Entry | None:
+            if view.entry is not None:
+                return None
+            champion = newest()
+            reason = f"version {champion.version} was the newest as the first worker began"
+            state = Rollout(model=self._model.name, champion=champion, since_us=now_us, reason=reason)
+            return Entry(generation=0, state=state)
+
+        if (entry := self.read().entry) is None and (entry := self.change(decide)) is None:
+            entry = self.read().entry  # another worker was faster
+        if entry is None:
+            msg = (
+                f"the state on topic {self._model.rollout_topic} was taken back as a worker began; see which program "
+                "writes there, and start it again"
+            )
+            raise ServiceError(msg)
+        return entry
 
     def poll(self, timeout_s: float) -> View:
         """Take what has come since, or comes within ``timeout_s``.
@@ -314,6 +345,7 @@ def _read_entry(value: bytes) -> Entry:
     except (ValueError, KeyError, TypeError) as exc:
         msg = (
             f"the state of a rollout is {value[:200]!r} ({exc}), expected one that this release wrote; use the "
-            "release that wrote it, or delete the topic: the next worker begins with the newest version"
+            "release that wrote it, or stop the workers and delete the topic: the next one begins with the newest "
+            "version"
         )
         raise ConfigError(msg) from exc

@@ -148,7 +148,7 @@ def test_a_model_that_no_worker_has_served_has_no_state(rig: Rig) -> None:
     producer.produce(rig.spec.rollout_topic, key=b"state", value=None, partition=0)
     assert producer.flush(30) == 0
     with pytest.raises(
-        ConfigError, match=r"has no state on topic rollout\..*, expected a champion there; workers of this"
+        ConfigError, match=r"has no state on topic rollout\..*, expected a champion there; start a scoring worker"
     ):
         rig.run("promote")
     # Nobody knows which of them workers score with.
@@ -197,6 +197,20 @@ def test_a_change_whose_answer_is_lost_is_made_once(rig: Rig, monkeypatch: pytes
         assert made == log.read().entry
     assert made is not None
     assert (made.generation, made.limits.max_failures) == (2, 0.5)
+
+
+def test_of_workers_that_begin_at_once_one_says_who_is_champion(kafka: str) -> None:
+    spec = make_spec(name=next(NAMES))
+    ensure_topics(kafka, plan_topics(list(VIEWS.values()), [spec]), partitions=1)
+
+    def begin(number: int) -> Entry:
+        with RolloutLog(kafka, spec) as log:
+            return log.begin(lambda: replace(OTHER, version=str(number)), now_us=number)
+
+    with ThreadPoolExecutor(4) as threads:
+        entries = list(threads.map(begin, range(1, 5)))
+    assert [entry.generation for entry in entries] == [1] * 4
+    assert len({entry.state.champion for entry in entries}) == 1
 
 
 def test_evidence_of_workers_adds_up_and_counts_for_its_own_step_alone(rig: Rig) -> None:

@@ -27,7 +27,7 @@ MINUTE_US = 60_000_000
 SERVED = ServedVersion(version="3", sha256="ab" * 32)
 
 
-def make_trigger_view(**changes: Any) -> FeatureView:
+def make_trigger_view(*, name: str = "trips", **changes: Any) -> FeatureView:
     """Departures of an airport, each of which is scored."""
     settings: dict[str, Any] = {
         "version": 2,
@@ -44,7 +44,7 @@ def make_trigger_view(**changes: Any) -> FeatureView:
             "distance": from_event("distance"),
         },
     }
-    return FeatureView("trips", **settings | changes)
+    return FeatureView(name, **settings | changes)
 
 
 def make_carrier_view(**changes: Any) -> FeatureView:
@@ -85,17 +85,17 @@ AIRCRAFT = make_aircraft_view()
 VIEWS = {view.name: view for view in (TRIPS, CARRIERS, AIRCRAFT)}
 
 
-def make_spec(**changes: Any) -> ModelSpec:
+def make_spec(*, view: FeatureView = TRIPS, **changes: Any) -> ModelSpec:
     """A model with inputs of its trigger row and of two views to look up."""
     settings: dict[str, Any] = {
         "name": "delay",
         "version": "1",
-        "trigger": ViewReference.of(TRIPS),
+        "trigger": ViewReference.of(view),
         "entity": "flight_id",
         "inputs": (
-            ModelInput.of(TRIPS, "distance"),
+            ModelInput.of(view, "distance"),
             ModelInput.of(CARRIERS, "last_delay", key="carrier"),
-            ModelInput.of(TRIPS, "trips_1h"),
+            ModelInput.of(view, "trips_1h"),
             ModelInput.of(CARRIERS, "trips_1h", key="carrier", default=-1.0),
             ModelInput.of(AIRCRAFT, "last_delay", key="tail_number"),
         ),

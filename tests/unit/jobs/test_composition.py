@@ -1,3 +1,5 @@
+import contextlib
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
@@ -5,12 +7,16 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from jobs import composition
+from jobs import scoring as scoring_role
 from jobs.application import consumer_groups, load_application
 from jobs.composition import run_worker
 from jobs.role import CONSUMERS, Role
 from jobs.settings import Settings
 from schemas.errors import ConfigError, InferenceUnavailableError
+from schemas.model import ServedVersion
 from streams.agents import features, scoring
+from streams.inference.rollout import Rollout
+from streams.inference.rollout_log import Entry
 from streams.observability.metrics import Metrics
 from tests.support.running import SHIPPED_MODELS
 
@@ -80,6 +86,15 @@ def test_a_worker_joins_the_group_of_its_application_and_role(
     for module in (features, scoring):
         monkeypatch.setattr(module, "Epoch", make_epoch)
     application = load_application("jobs.flights")
+
+    @contextlib.contextmanager
+    def open_log(*_: Any) -> Iterator[Any]:
+        def begin(newest: Callable[[], ServedVersion], **_: Any) -> Entry:
+            return Entry(generation=1, state=Rollout(model="late_arrival", champion=newest()))
+
+        yield SimpleNamespace(begin=begin)
+
+    monkeypatch.setattr(scoring_role, "RolloutLog", open_log)
     metrics = Metrics(CollectorRegistry())
     app = composition._compose(
         role, application, settings(tmp_path), worker_id="box-3", metrics=metrics, lineage=NO_LINEAGE

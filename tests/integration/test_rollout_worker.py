@@ -1,0 +1,70 @@
+"""Scoring workers that follow a rollout, on a real Kafka, Valkey and Triton: told by what is on the topic of scores."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from infra.local.process import exit_code, wait_until
+from jobs.scoring import version_card
+from jobs.settings import Settings
+from schemas.errors import ConfigError
+from schemas.model import ServedVersion
+from tests.support.kafka import TIMEOUT_S
+from tests.support.model_versions import GOOD, SHIFTED, probability, write_model_version
+from tests.support.scoring_bench import ScoringBench
+
+NAMES = iter(f"followed_{number}" for number in range(100))
+DISTANCES = [float(distance) for distance in range(100, 700, 3)]
+
+
+@pytest.fixture
+def bench(kafka: str, redis_url: str, triton: str, model_repository: Path, tmp_path: Path) -> Iterator[ScoringBench]:
+    made = ScoringBench(
+        name=next(NAMES),
+        directory=tmp_path,
+        kafka=kafka,
+        redis=redis_url,
+        triton=triton,
+        repository=model_repository,
+    )
+    yield made
+    made.close()
+
+
+def test_the_first_worker_begins_with_the_newest_version_and_the_next_ones_with_the_champion(
+    bench: ScoringBench,
+) -> None:
+    write_model_version(bench.repository, bench.spec, 1, SHIFTED)
+    champion = write_model_version(bench.repository, bench.spec, 2, GOOD)
+    bench.start("a", "b")
+    bench.send(DISTANCES)
+    bench.drain()
+    bench.stop("a", "b")
+    write_model_version(bench.repository, bench.spec, 3, SHIFTED)
+    shown = bench.models("status")
+    assert (shown["generation"], shown["stage"], shown["champion"]) == (1, "stable", "2")
+    bench.start("a")
+    bench.send(DISTANCES)
+    bench.drain()
+    scores = bench.scores()
+    assert {(score["model_version"], score["model_sha256"]) for score in scores} == {("2", champion.sha256)}
+    assert {(score["arm"], score["served_by"]) for score in scores} == {("champion", "model")}
+    assert [score["probability"] for score in scores] == pytest.approx([probability(d) for d in DISTANCES * 2])
+
+
+def test_a_worker_without_the_champion_is_told_and_scores_nothing(bench: ScoringBench) -> None:
+    first = write_model_version(bench.repository, bench.spec, 1, GOOD)
+    with bench.rollout() as log:
+        log.begin(lambda: ServedVersion(version="1", sha256="ab" * 32), now_us=1)
+    bench.start("a")
+    worker = bench.workers["a"]
+    assert wait_until(lambda: not worker.is_alive(), timeout_s=TIMEOUT_S)
+    assert exit_code(worker.pid) == 2
+    told = " ".join(bench.log().split())
+    assert f"has version 1 of model {bench.name} (SHA-256 {'ab' * 32}), expected that file in" in told
+    assert f"which has one with SHA-256 {first.sha256}; get it from the model store" in told
+    settings = Settings.from_environment({**os.environ, **bench.environment})
+    with pytest.raises(ConfigError, match=r"has version 7 of model .*, expected it in .*, which holds versions \[1\];"):
+        version_card(bench.spec, settings, ServedVersion(version="7", sha256="ab" * 32))
