@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 from schemas.errors import SchemaMismatchError, WindowingError
 from schemas.row import INPUT_COLUMNS, RECORD_COLUMNS
 from streams.windowing.lookup import LookupColumns
+from streams.windowing.number_text import number_texts
 from streams.windowing.plan import Plan
 
 
@@ -60,11 +61,11 @@ class InputBatch:
 
     def request_ids(self, rows: npt.NDArray[np.int64], *, prefix: str) -> pa.Array:
         """Request id of each of these rows: its own, else ``prefix`` and the offset."""
-        own = self.table.column("_request_id").chunk(0).take(pa.array(rows, pa.int64()))
-        if own.null_count == 0:
-            return own
-        offsets = pc.cast(pa.array(self.offsets[rows], pa.int64()), pa.string())
-        return pc.coalesce(own, pc.binary_join_element_wise(pa.scalar(prefix), offsets, ""))
+        column = self.table.column("_request_id").chunk(0)
+        if column.null_count == len(column):
+            return number_texts(self.offsets[rows], prefix=prefix)
+        own = column.take(pa.array(rows, pa.int64()))
+        return pc.coalesce(own, number_texts(self.offsets[rows], prefix=prefix)) if own.null_count else own
 
 
 def _column(batch: pa.RecordBatch | pa.Table, field: pa.Field) -> Any:

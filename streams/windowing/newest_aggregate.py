@@ -1,6 +1,7 @@
 """Aggregations over the N newest rows: a matrix of queries by rows, oldest first."""
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import numpy as np
@@ -111,23 +112,49 @@ def _extreme(feature: PlannedFeature, values: Array, valid: Bools, pools: Pools)
     return pools.to_arrow(feature.source, feature.result_type, best, has_value)
 
 
+def _repeats(values: Array, valid: Bools) -> Ints:
+    """How the values of each query repeat: the sum, over its distinct values, of their counts to the third power.
+
+    Up to :data:`_FEW` values no two ways to repeat have the same sum. Comparing each with each beats sorting then.
+    """
+    alike = list(valid.T.astype(np.int64))
+    for one, other in itertools.combinations(range(values.shape[1]), 2):
+        same = valid[:, one] & valid[:, other] & (values[:, one] == values[:, other])
+        alike[one] += same
+        alike[other] += same
+    return sum((n * n for n in alike), start=np.zeros(len(values), dtype=np.int64))
+
+
+def _partitions(total: int, largest: int) -> Iterator[tuple[int, ...]]:
+    """All ways to write a number as a sum of smaller ones, rising."""
+    if total == 0:
+        yield ()
+    for last in range(min(total, largest), 0, -1):
+        for rest in _partitions(total - last, last):
+            yield (*rest, last)
+
+
+def _by_repeats() -> tuple[Ints, Array]:
+    """Number of distinct values and entropy, by how values repeat (see :func:`_repeats`)."""
+    ways = [counts for total in range(1, _FEW + 1) for counts in _partitions(total, total)]
+    at = [sum(count**3 for count in counts) for counts in ways]
+    query = np.repeat(np.arange(len(ways)), [len(counts) for counts in ways])
+    bits, _ = entropy_bits(query, np.concatenate(ways), len(ways), decimals=ENTROPY_DECIMALS)
+    distinct, entropy = np.zeros(_FEW**3 + 1, dtype=np.int64), np.zeros(_FEW**3 + 1)
+    distinct[at], entropy[at] = [len(counts) for counts in ways], bits
+    return distinct, entropy
+
+
+_DISTINCT_BY_REPEATS, _ENTROPY_BY_REPEATS = _by_repeats()
+
+
 def _by_value(feature: PlannedFeature, values: Array, valid: Bools, pools: Pools) -> pa.Array:
     del pools
     if values.shape[1] <= _FEW:
-        # Comparing each with each beats sorting while they are few.
-        alike = np.zeros(values.shape, dtype=np.int64)
-        is_first = valid.copy()
-        for one in range(values.shape[1]):
-            for other in range(values.shape[1]):
-                same = valid[:, one] & valid[:, other] & (values[:, one] == values[:, other])
-                alike[:, one] += same
-                if other < one:
-                    is_first[:, one] &= ~same
+        repeats = _repeats(values, valid)
         if feature.function == "distinct":
-            return number_to_arrow(is_first.sum(axis=1), None, feature.result_type)
-        query, at = np.nonzero(is_first)
-        bits = entropy_bits(query, alike[query, at], len(values), decimals=ENTROPY_DECIMALS)
-        return number_to_arrow(*bits, feature.result_type)
+            return number_to_arrow(_DISTINCT_BY_REPEATS.take(repeats), None, feature.result_type)
+        return number_to_arrow(_ENTROPY_BY_REPEATS.take(repeats), repeats > 0, feature.result_type)
     query, at = np.nonzero(valid)
     flat = values[query, at]
     order = np.lexsort((flat, query))
