@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, cast
+from typing import Annotated, Any, cast
 
 import numpy as np
 import polars as pl
@@ -79,6 +79,7 @@ def run_audit(
     brokers: str,
     redis_url: str,
     delta: str,
+    delta_options: Mapping[str, str] | None = None,
     scored_from: Mapping[str, Mapping[int, int]] | None = None,
     tell: Callable[[str], object] = lambda line: None,
 ) -> list[Check]:
@@ -92,6 +93,7 @@ def run_audit(
         brokers: Kafka bootstrap servers.
         redis_url: The online store.
         delta: Root of the offline store.
+        delta_options: Options of its object store, as delta-rs takes them.
         scored_from: By model, the offset of each partition of its trigger topic that scoring began at. For a model
             that is not named it is taken to have begun with the first row, by time of computing, that was answered.
         tell: Takes a line about what is being read, which may take a minute.
@@ -99,7 +101,12 @@ def run_audit(
     Raises:
         HeadraceError: Something cannot be read.
     """
-    stores = {"brokers": brokers, "redis_url": redis_url, "delta": delta}
+    stores: dict[str, Any] = {
+        "brokers": brokers,
+        "redis_url": redis_url,
+        "delta": delta,
+        "delta_options": delta_options,
+    }
     checks = _add_up(application, **stores, scored_from=scored_from, tell=tell)
     for _ in range(_TRIES):
         before = checks
@@ -119,6 +126,7 @@ def _add_up(
     brokers: str,
     redis_url: str,
     delta: str,
+    delta_options: Mapping[str, str] | None,
     scored_from: Mapping[str, Mapping[int, int]] | None,
     tell: Callable[[str], object],
 ) -> list[Check]:
@@ -130,7 +138,7 @@ def _add_up(
             tell(f"{view.name}: reading {source.topic} and its dead letters")
         checks += _check_sources(brokers, view, rows, application.name)
         tell(f"{view.name}: reading Delta and Redis")
-        checks += _check_offline(delta, view, rows)
+        checks += _check_offline(delta, view, rows, delta_options)
         checks += asyncio.run(_check_online(redis_url, view, rows))
         for model in application.models.values():
             if model.trigger.name == view.name:
@@ -138,20 +146,19 @@ def _add_up(
                 checks += _check_scores(brokers, model, rows, (scored_from or {}).get(model.name))
     for topic in connect(list(application.views.values())).topics:
         tell(f"{topic}: reading its archive")
-        checks.append(_check_archive(brokers, delta, topic))
+        checks.append(_check_archive(brokers, Archive(delta, topic, delta_options)))
     return checks
 
 
-def _check_archive(brokers: str, delta: str, topic: str) -> Check:
+def _check_archive(brokers: str, archive: Archive) -> Check:
     """Compare a topic with its archive, which holds what was there before its first record too."""
     n_records, first = 0, dict[int, int]()
-    for batch in read_topic(brokers, topic):
+    for batch in read_topic(brokers, archive.topic):
         n_records += len(batch)
         first.setdefault(batch.partition, int(batch.offsets[0]))
-    archive = Archive(delta, topic)
     is_there = archive.is_there
     return Check(
-        name=f"{topic}: records on the topic = records archived",
+        name=f"{archive.topic}: records on the topic = records archived",
         expected=n_records,
         actual=archive.count(first) if is_there else 0,
         detail="" if is_there else "there is no archive: does the offline role run?",
@@ -297,10 +304,10 @@ def _late_only(view: FeatureView, early: pl.DataFrame, unseen: pl.DataFrame, rou
     return judged.filter(pl.col("window_end_us") + view.allowed_lateness_us <= pl.col("watermark_us")).height
 
 
-def _check_offline(delta: str, view: FeatureView, rows: pl.DataFrame) -> list[Check]:
+def _check_offline(delta: str, view: FeatureView, rows: pl.DataFrame, options: Mapping[str, str] | None) -> list[Check]:
     # A view of which no row has been stored yet has no table.
-    has_table = open_table(delta, view) is not None
-    stored = read_features(delta, view) if has_table else table_schema(view).empty_table()
+    has_table = open_table(delta, view, storage_options=options) is not None
+    stored = read_features(delta, view, storage_options=options) if has_table else table_schema(view).empty_table()
     frame = pl.from_arrow(stored.select([view.entity.key, "source_partition", "pane", *ORDER_COLUMNS]))
     assert isinstance(frame, pl.DataFrame)  # noqa: S101 - a table gives a frame
     return [
@@ -423,7 +430,14 @@ def audit(*, as_json: Annotated[bool, typer.Option("--json", help="Print JSON in
     reach_kafka(brokers)
     reach_redis(redis_url)
     with Console(stderr=True).status("Adding up") as status:
-        checks = run_audit(application, brokers=brokers, redis_url=redis_url, delta=settings.delta, tell=status.update)
+        checks = run_audit(
+            application,
+            brokers=brokers,
+            redis_url=redis_url,
+            delta=settings.delta,
+            delta_options=settings.delta_options,
+            tell=status.update,
+        )
     if as_json:
         typer.echo(json.dumps([{**asdict(check), "is_met": check.is_met} for check in checks], indent=2))
     else:

@@ -93,7 +93,7 @@ def backfill(
         from_us=wanted["from"],
         to_us=wanted["to"],
     )
-    writer = OfflineWriter(target)
+    writer = OfflineWriter(target, storage_options=settings.delta_options)
 
     def plan() -> list[engine.PartitionPlan]:
         return engine.plan_backfill(view, log, from_us=job.from_us, to_us=job.to_us, writer=writer)
@@ -106,7 +106,14 @@ def backfill(
     console = Console(stderr=True)
     directory = settings.home / "backfill" / f"{view.name}-v{view.version}"
     with claimed(directory, by=f"backfill {view.name}"):
-        run = Run.begin(directory, job, plan, table=table_uri(target, view), restarts=restart)
+        run = Run.begin(
+            directory,
+            job,
+            plan,
+            table=table_uri(target, view),
+            restarts=restart,
+            storage_options=settings.delta_options,
+        )
         if run.is_resumed:
             console.print(f"going on with the backfill that was begun before ({directory})", soft_wrap=True)
         started_s = time.perf_counter()
@@ -124,7 +131,7 @@ def record_log(source: Source, settings: Settings, view: FeatureView) -> RecordL
     topic = view.input.topic
     if source is Source.KAFKA:
         return TopicLog(settings.address("kafka"), topic)
-    return Archive(settings.delta, topic)
+    return Archive(settings.delta, topic, settings.delta_options)
 
 
 def _try_rate(

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from multiprocessing import connection, get_context, parent_process
 from pathlib import Path
 from typing import Any
@@ -54,6 +54,7 @@ class Run:
         name: What its files are called by.
         plans: What is to be done, by partition.
         is_resumed: Whether it was begun before.
+        storage_options: Of the object store of the table, as delta-rs takes them.
     """
 
     directory: Path
@@ -62,10 +63,18 @@ class Run:
     name: str
     plans: list[engine.PartitionPlan]
     is_resumed: bool
+    storage_options: Mapping[str, str] | None = field(default=None, repr=False)
 
     @classmethod
     def begin(
-        cls, directory: Path, job: Job, plan: Callable[[], list[engine.PartitionPlan]], *, table: str, restarts: bool
+        cls,
+        directory: Path,
+        job: Job,
+        plan: Callable[[], list[engine.PartitionPlan]],
+        *,
+        table: str,
+        restarts: bool,
+        storage_options: Mapping[str, str] | None = None,
     ) -> "Run":
         """Go on with what was interrupted, or plan anew.
 
@@ -75,6 +84,7 @@ class Run:
             plan: Says what there is to do.
             table: The table that is added to.
             restarts: Whether to give up what was interrupted.
+            storage_options: Of the object store of the table, as delta-rs takes them.
 
         Raises:
             ConfigError: What was interrupted was asked for otherwise.
@@ -84,7 +94,9 @@ class Run:
         if path.exists() and restarts:
             given_up = json.loads(path.read_bytes())
             if "name" in given_up:
-                Stage(given_up["table"], name=given_up["name"]).clear()
+                left = Stage(given_up["table"], name=given_up["name"], storage_options=storage_options)
+                left.clear()
+                left.withdraw()
             path.replace(directory / "ended.json")
         _clear_ended(directory)
         if path.exists():
@@ -103,15 +115,34 @@ class Run:
                 )
                 raise ConfigError(msg)
             plans = [_plan_of(document) for document in found["plans"]]
-            return cls(directory=directory, job=job, table=table, name=found["name"], plans=plans, is_resumed=True)
-        run = cls(directory=directory, job=job, table=table, name=uuid4().hex, plans=plan(), is_resumed=False)
+            run = cls(
+                directory=directory,
+                job=job,
+                table=table,
+                name=found["name"],
+                plans=plans,
+                is_resumed=True,
+                storage_options=storage_options,
+            )
+            run.stage.announce()
+            return run
+        run = cls(
+            directory=directory,
+            job=job,
+            table=table,
+            name=uuid4().hex,
+            plans=plan(),
+            is_resumed=False,
+            storage_options=storage_options,
+        )
         run.replan(run.plans)
+        run.stage.announce()
         return run
 
     @property
     def stage(self) -> Stage:
         """Where its rows go."""
-        return Stage(self.table, name=self.name)
+        return Stage(self.table, name=self.name, storage_options=self.storage_options)
 
     def replan(self, plans: list[engine.PartitionPlan]) -> None:
         """Have more to do than before; checkpoints hold."""
@@ -124,6 +155,7 @@ class Run:
 
     def end(self) -> None:
         """Leave nothing behind; all has been added."""
+        self.stage.withdraw()
         (self.directory / "run.json").replace(self.directory / "ended.json")
         _clear_ended(self.directory)
 

@@ -43,6 +43,9 @@ COMMANDS: Final = {
         "Offline",
         "Make what was served anew from the raw records, by the same engine, and compare it value by value.",
     ),
+    "tables": _Entry(
+        "tables_command", "app", "Offline", "Tables of the offline store: how they stand, and their upkeep."
+    ),
     "training-set": _Entry(
         "training_set",
         "training_set",

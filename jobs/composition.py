@@ -128,8 +128,8 @@ def _compose(
         case Role.OFFLINE:
             return OfflineWorker(
                 views,
-                writer=OfflineWriter(settings.delta),
-                archive=ArchiveWriter(settings.delta),
+                writer=OfflineWriter(settings.delta, storage_options=settings.delta_options),
+                archive=ArchiveWriter(settings.delta, storage_options=settings.delta_options),
                 archived=connect(views).topics,
                 **common,
             ).app

@@ -61,7 +61,7 @@ def parity(
     application = load_application(settings.application)
     view = application.view(view_name)
     settings.check_delta()
-    rows = scan_features(settings.delta, view)
+    rows = scan_features(settings.delta, view, storage_options=settings.delta_options)
     log = record_log(source, settings, view)
 
     def is_sampled(entity: str | int) -> bool:

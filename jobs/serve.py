@@ -45,7 +45,9 @@ def run_server(
 
     def make_store() -> AsyncOnlineStore:
         health.waits_for([])
-        return AsyncOnlineStore(redis_url, offline=settings.delta, observer=metrics)
+        return AsyncOnlineStore(
+            redis_url, offline=settings.delta, offline_options=settings.delta_options, observer=metrics
+        )
 
     api = make_api(
         application.views,

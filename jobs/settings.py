@@ -1,5 +1,6 @@
 """Every environment variable that Headrace reads, in one table: name, type, default and what it is for."""
 
+import json
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -92,6 +93,20 @@ def _http_port(text: str) -> int:
     if not text.isdecimal() or not 0 <= int(text) < _PORTS:
         raise ValueError(text)
     return int(text)
+
+
+def _delta_options(text: str) -> dict[str, str] | None:
+    if not text:
+        return None
+    # What is wrong is not shown: the text may hold keys.
+    msg = 'HEADRACE_DELTA_OPTIONS is not a JSON object of texts, expected one such as {"AWS_ENDPOINT_URL": "http://…"}'
+    try:
+        found = json.loads(text)
+    except ValueError as exc:
+        raise ConfigError(msg) from exc
+    if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
+        raise ConfigError(msg)
+    return found
 
 
 def _words(text: str) -> tuple[str, ...]:
@@ -213,6 +228,17 @@ class Settings:
             read=str,
         ),
     ]
+    delta_options: Annotated[
+        dict[str, str] | None,
+        Variable(
+            "HEADRACE_DELTA_OPTIONS",
+            kind="JSON object of texts",
+            default="",
+            doc="Options of the offline store's object store, as delta-rs takes them (S3, Azure, GCS); what the "
+            "environment has of them (AWS_…, AZURE_…, GOOGLE_…) need not be repeated.",
+            read=_delta_options,
+        ),
+    ] = field(repr=False)
     lineage: Annotated[
         Path,
         Variable(

@@ -3,6 +3,7 @@
 import json
 import os
 import time
+from collections.abc import Mapping
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -61,6 +62,7 @@ def train(
         until_us=END_OF_TIME_US if until is None else _moment_us(until),
         version=version,
         created_us=time.time_ns() // 1_000,
+        storage_options=settings.delta_options,
     )
     _print(card, repository or settings.model_repository, took_s=time.perf_counter() - started, as_json=as_json)
 
@@ -73,6 +75,7 @@ def train_late_arrival(
     until_us: int = END_OF_TIME_US,
     version: int | None = None,
     store: str | None = None,
+    storage_options: Mapping[str, str] | None = None,
 ) -> ModelCard:
     """Train the late-arrival model and its light model, and write both to a repository.
 
@@ -83,6 +86,7 @@ def train_late_arrival(
         until_us: Rows with an event time from here on are not looked at.
         version: Version to write, the next one when None.
         store: Model store that takes the file too; None for none.
+        storage_options: Options of the offline store's object store, as delta-rs takes them.
 
     Returns:
         The card; that of the version before, where nothing has changed since.
@@ -98,8 +102,8 @@ def train_late_arrival(
         remedy="; set HEADRACE_MODEL_REPOSITORY or `--repository` to one",
     )
     kept = None if store is None else ModelStore(store)
-    at = read_table_versions(delta, spec, label, views=views)
-    tables = read_tables(delta, spec, label, views=views, until_us=until_us)
+    at = read_table_versions(delta, spec, label, views=views, storage_options=storage_options)
+    tables = read_tables(delta, spec, label, views=views, until_us=until_us, storage_options=storage_options)
     training_set = build_training_set(spec, label, views=views, tables=tables, table_versions=at)
     trained = train_model(spec, training_set, label=label)
     if spec.light is not None:

@@ -66,6 +66,7 @@ def training_set(
         rows,
         chosen,
         root=settings.delta,
+        storage_options=settings.delta_options,
         time=time_column,
         keys=keys,
         max_age_us=None if max_age is None else parse_duration_us(max_age, field="max_age"),

@@ -125,7 +125,13 @@ class TrainedModel:
 
 
 def read_tables(
-    root: str | Path, spec: ModelSpec, label: Label, *, views: Mapping[str, FeatureView], until_us: int = END_OF_TIME_US
+    root: str | Path,
+    spec: ModelSpec,
+    label: Label,
+    *,
+    views: Mapping[str, FeatureView],
+    until_us: int = END_OF_TIME_US,
+    storage_options: Mapping[str, str] | None = None,
 ) -> dict[str, pa.Table]:
     """Read the offline rows that training needs, with event times before ``until_us``.
 
@@ -137,15 +143,22 @@ def read_tables(
     spec.check_views(views)
     wanted = {reference.name: views[reference.name] for reference in spec.views} | {label.view.name: label.view}
     before = None if until_us == END_OF_TIME_US else pc.field("event_time") < pa.scalar(until_us, TIMESTAMP)
-    return {name: read_features(root, view, where=before) for name, view in wanted.items()}
+    return {
+        name: read_features(root, view, where=before, storage_options=storage_options) for name, view in wanted.items()
+    }
 
 
 def read_table_versions(
-    root: str | Path, spec: ModelSpec, label: Label, *, views: Mapping[str, FeatureView]
+    root: str | Path,
+    spec: ModelSpec,
+    label: Label,
+    *,
+    views: Mapping[str, FeatureView],
+    storage_options: Mapping[str, str] | None = None,
 ) -> dict[str, int]:
     """Tell which versions the tables that training reads have now; those that are not there are left out."""
     names = [*(reference.name for reference in spec.views), label.view.name]
-    tables = {name: open_table(root, views[name]) for name in names}
+    tables = {name: open_table(root, views[name], storage_options=storage_options) for name in names}
     return {name: table.version() for name, table in tables.items() if table is not None}
 
 

@@ -134,7 +134,10 @@ class Demo:
     def _train(self) -> None:
         self._say("Training late_arrival on what is in Delta")
         card = train_late_arrival(
-            self._settings.delta, self._settings.model_repository, created_us=time.time_ns() // 1_000
+            self._settings.delta,
+            self._settings.model_repository,
+            created_us=time.time_ns() // 1_000,
+            storage_options=self._settings.delta_options,
         )
         evaluation = card.evaluation
         self._say(
@@ -246,6 +249,7 @@ class Demo:
                 brokers=self._brokers,
                 redis_url=self._settings.address("redis"),
                 delta=self._settings.delta,
+                delta_options=self._settings.delta_options,
                 scored_from={LATE_ARRIVAL.name: scored_from},
                 tell=tell,
             )

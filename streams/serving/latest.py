@@ -12,6 +12,7 @@ from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.dataset as ds
 from cachetools import TTLCache
 
 from schemas.row import Pane
@@ -35,9 +36,13 @@ class LatestOffline:
     Args:
         root: Directory or object store URL that holds the tables.
         timer: Seconds of a monotonic clock.
+        storage_options: Options of the object store, as delta-rs takes them.
     """
 
-    def __init__(self, root: str | Path, *, timer: Callable[[], float]) -> None:
+    def __init__(
+        self, root: str | Path, *, timer: Callable[[], float], storage_options: Mapping[str, str] | None = None
+    ) -> None:
+        self._storage_options = storage_options
         self._root = root
         self._timer = timer
         self._flights: dict[str, Flights[str | int, UnpackedValue | None]] = {}
@@ -68,11 +73,14 @@ class LatestOffline:
     async def _fetch(self, view: FeatureView, entities: Sequence[str | int]) -> Found:
         return await asyncio.to_thread(self._scan, view, entities)
 
+    def _dataset(self, view: FeatureView) -> ds.Dataset:
+        return scan_features(self._root, view, storage_options=self._storage_options)
+
     def _scan(self, view: FeatureView, entities: Sequence[str | int]) -> Found:
         key = view.entity.key
         wanted = pa.array(entities, view.feature_schema.field(key).type)
         columns = [key, *_ENGINE, *view.definitions]
-        rows = scan_features(self._root, view).to_table(columns=columns, filter=pc.field(key).isin(wanted))
+        rows = self._dataset(view).to_table(columns=columns, filter=pc.field(key).isin(wanted))
         newest = newest_rows(rows, view=view)
         plain = [c.cast(pa.int64()) if pa.types.is_timestamp(c.type) else c for c in newest.columns]
         found: dict[str | int, UnpackedValue | None] = dict.fromkeys(entities)

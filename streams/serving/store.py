@@ -101,6 +101,7 @@ class AsyncOnlineStore:
     Args:
         redis_url: See :mod:`streams.sinks.redis_address`.
         offline: Root of the offline store, for views with a ``fallback``; None: their fallback is not used.
+        offline_options: Options of its object store, as delta-rs takes them.
         prefix: First part of every key.
         timeout_s: Seconds after which an unanswered call counts as Redis being down.
         offline_timeout_s: Seconds after which a look-up in the offline store is given up.
@@ -115,6 +116,7 @@ class AsyncOnlineStore:
         redis_url: str,
         *,
         offline: str | Path | None = None,
+        offline_options: Mapping[str, str] | None = None,
         prefix: str = "headrace",
         timeout_s: float = 0.25,
         offline_timeout_s: float = 10.0,
@@ -134,7 +136,11 @@ class AsyncOnlineStore:
         self._cache: TLRUCache[tuple[str, str], _Held] = TLRUCache(
             maxsize=cached_values, ttu=lambda _, held, now: now + held.cache_us, timer=timer_us
         )
-        self._latest = None if offline is None else LatestOffline(offline, timer=lambda: timer_us() / 1_000_000)
+        self._latest = (
+            None
+            if offline is None
+            else LatestOffline(offline, storage_options=offline_options, timer=lambda: timer_us() / 1_000_000)
+        )
 
     @property
     def is_degraded(self) -> bool:

@@ -200,9 +200,9 @@ class Archive:
     def read(self, partition: int, offsets: range) -> Iterator[RawBatch]:
         """Read records of a partition in log order.
 
-        Files are read one after the other, those whose offsets overlap together. Compaction puts files together in any
-        order: what it has mixed is sorted in memory. What compaction does meanwhile does not matter: the table is read
-        as of when this began, whose files are there until it is vacuumed.
+        Files are read one after the other, those whose offsets overlap together. Compaction by other engines may put
+        files together in any order: what they have mixed is sorted in memory. What compaction does meanwhile does not
+        matter: the table is read as of when this began, whose files are there until it is vacuumed.
 
         Raises:
             As for :meth:`parts`.
@@ -224,7 +224,7 @@ class Archive:
             with mapped_errors(self._uri):
                 mine = [fragments[_file_name(file.path)] for file in group]
                 # Small files, and what is left of large ones, come together: a batch costs much beside its rows.
-                for rows in _read_group(dataset, mine, offsets):
+                for rows in read_in_log_order(dataset, mine, offsets):
                     held.append(rows)
                     if sum(map(len, held)) >= _JOINED_ROWS or sum(part.nbytes for part in held) >= _JOINED_BYTES:
                         yield _to_batch(pa.concat_tables(held), self.topic, partition)
@@ -284,9 +284,19 @@ def _overlapping(files: Sequence[_File]) -> Iterator[list[_File]]:
         yield group
 
 
-def _read_group(dataset: ds.FileSystemDataset, fragments: Sequence[ds.Fragment], offsets: range) -> Iterator[pa.Table]:
-    """Read files whose offsets overlap, in log order."""
-    wanted = (pc.field("offset") >= offsets.start) & (pc.field("offset") < offsets.stop)
+def read_in_log_order(
+    dataset: ds.FileSystemDataset, fragments: Sequence[ds.Fragment], offsets: range | None = None
+) -> Iterator[pa.Table]:
+    """Read files of one partition of an archive in log order, as :data:`RAW_COLUMNS`.
+
+    Args:
+        dataset: The archive.
+        fragments: The files, by their first offset.
+        offsets: Which records; None for all. Files whose rows are not in order are sorted in memory.
+    """
+    wanted = None
+    if offsets is not None:
+        wanted = (pc.field("offset") >= offsets.start) & (pc.field("offset") < offsets.stop)
     chosen = ds.FileSystemDataset(fragments, dataset.schema, dataset.format, dataset.filesystem)
     order = chosen.to_table(columns=["offset"])["offset"].to_numpy()
     scanner = chosen.scanner(columns=RAW_COLUMNS.names, filter=wanted, batch_size=_READ_ROWS)

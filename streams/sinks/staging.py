@@ -5,16 +5,19 @@ them to a table of their own and copying them over cost more than decoding, comp
 
 Names begin with that of the backfill and end in a token of the process that wrote: a process that is about to end and
 one that does its work again never write the same file. What is left of a backfill that was given up is found by name.
+
+A backfill that is not done says so in the table, ``_backfill/<name>``: whoever clears the table of files that belong to
+nothing leaves those of its name. Readers and other engines take no notice of what begins with an underscore.
 """
 
 import functools
 import json
-import math
 import operator
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, date, datetime, timedelta
+from datetime import date
 from pathlib import Path
 from typing import Any, Final
 from uuid import uuid4
@@ -28,6 +31,7 @@ from deltalake.fs import DeltaStorageHandler
 from deltalake.transaction import AddAction
 
 from streams.sinks.delta import mapped_errors, open_delta, recorded_version
+from streams.sinks.file_stats import file_stats
 
 DAY_COLUMN: Final = "event_date"
 """Column that a table is partitioned by: a directory for each day, and no column of its files."""
@@ -35,8 +39,8 @@ _RISING: Final = ("source_offset", "event_time", "broker_time")
 """Columns whose values are close to the one before: written as differences; a dictionary would be as long as they."""
 _NAMES: Final = "request_id"
 """The same of text."""
-_LONGEST_BOUND: Final = 64
-"""Characters of a text that bounds may say; a longer one would have to be cut, and its upper bound be raised."""
+_UNDER_WAY: Final = "_backfill"
+"""Directory of a table with a file for each backfill that is not done."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +85,31 @@ class StagedFile:
         )
 
 
+def open_files(uri: str, storage_options: Mapping[str, str] | None) -> pafs.FileSystem:
+    """Open the files below a table or root, which need not be there."""
+    options = None if storage_options is None else dict(storage_options)
+    if "://" not in uri:
+        Path(uri).mkdir(parents=True, exist_ok=True)
+    with mapped_errors(uri):
+        return pafs.PyFileSystem(DeltaStorageHandler(uri, options))
+
+
+def backfills_under_way(files: pafs.FileSystem, uri: str) -> set[str]:
+    """Name the backfills of a table that are not done, whoever runs them, interrupted ones among them.
+
+    Raises:
+        SinkUnavailableError: The storage does not answer.
+    """
+    with mapped_errors(uri):
+        return {info.base_name for info in files.get_file_info(pafs.FileSelector(_UNDER_WAY, allow_not_found=True))}
+
+
+def backfill_of(path: str) -> str | None:
+    """Name the backfill that a file of a table was written by; None where it was none."""
+    found = re.fullmatch(r"history-([^-]+)-\d+-[0-9a-f]+\..*", path.rpartition("/")[2])
+    return None if found is None else found[1]
+
+
 class Stage:
     """The files of one backfill in a view's table.
 
@@ -93,11 +122,27 @@ class Stage:
     def __init__(self, uri: str, *, name: str, storage_options: Mapping[str, str] | None = None) -> None:
         self.name = name
         self._uri = uri
-        self._storage_options = None if storage_options is None else dict(storage_options)
-        if "://" not in uri:
-            Path(uri).mkdir(parents=True, exist_ok=True)
-        with mapped_errors(uri):
-            self._files = pafs.PyFileSystem(DeltaStorageHandler(uri, self._storage_options))
+        self._storage_options = storage_options
+        self._files = open_files(uri, storage_options)
+
+    def announce(self) -> None:
+        """Say that the backfill is under way, before its first file is written; safe to repeat.
+
+        Raises:
+            SinkUnavailableError: The storage does not answer.
+        """
+        path = f"{_UNDER_WAY}/{self.name}"
+        # With a buffer: without one the stream would hand delta-rs something else than the bytes that it takes.
+        with mapped_errors(self._uri), self._files.open_output_stream(path, buffer_size=4_096) as stream:
+            stream.write(json.dumps({"announced_ms": time.time_ns() // 1_000_000}).encode())
+
+    def withdraw(self) -> None:
+        """Say that it is done or given up; safe to repeat.
+
+        Raises:
+            SinkUnavailableError: The storage does not answer.
+        """
+        self._remove({f"{_UNDER_WAY}/{self.name}"})
 
     def write(self, rows: pa.Table, *, partition: int) -> list[StagedFile]:
         """Write rows that have the columns of the table, a file for each day of event time.
@@ -173,7 +218,7 @@ class Stage:
             return
         with mapped_errors(self._uri):
             found = self._files.get_file_info(pafs.FileSelector("", recursive=True, allow_not_found=True))
-        mine = {info.path for info in found if info.base_name.startswith(f"history-{self.name}-")}
+        mine = {info.path for info in found if backfill_of(info.path) == self.name}
         self._remove(mine - {file.path for file in keep})
 
     def _remove(self, paths: set[str]) -> None:
@@ -211,7 +256,7 @@ class Stage:
             last_offset=offsets["max"],
             rows=rows.num_rows,
             written_ms=time.time_ns() // 1_000_000,
-            stats=json.dumps(_stats(described[0])),
+            stats=json.dumps(file_stats(described[0])),
         )
 
 
@@ -228,38 +273,3 @@ def _by_day(stored: pa.Table) -> Iterator[tuple[date, pa.Table]]:
     for part in np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1):
         if len(part):
             yield days[int(part[0])].as_py(), rows.take(pa.array(part))
-
-
-def _stats(described: pq.FileMetaData) -> dict[str, Any]:
-    """Say of a file's columns what lets readers pass over it, as Delta's protocol has it."""
-    group = described.row_group(0)
-    low, high, nulls = dict[str, Any](), dict[str, Any](), dict[str, int]()
-    for position in range(group.num_columns):
-        column = group.column(position)
-        found, name = column.statistics, column.path_in_schema
-        if found is None or "." in name:
-            continue  # a list's items have bounds that no reader looks for
-        nulls[name] = found.null_count
-        if found.has_min_max:
-            bounds = _bound(found.min, is_low=True), _bound(found.max, is_low=False)
-            if None not in bounds:
-                low[name], high[name] = bounds
-    return {"numRecords": described.num_rows, "minValues": low, "maxValues": high, "nullCount": nulls}
-
-
-def _bound(value: Any, *, is_low: bool) -> Any:
-    """A bound as JSON; None where it would not be one."""
-    if isinstance(value, datetime):
-        # The protocol has milliseconds: down for a lower bound, up for an upper one.
-        beyond_us = value.microsecond % 1_000
-        step_us = -beyond_us if is_low or not beyond_us else 1_000 - beyond_us
-        try:
-            moment = value.astimezone(UTC) + timedelta(microseconds=step_us)
-        except OverflowError:
-            return None
-        return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, str) and len(value) > _LONGEST_BOUND:
-        return None
-    return value if isinstance(value, str | int | float) else None

@@ -100,11 +100,18 @@ class Place:
         home = str(self.directory / "home")
         return {"HEADRACE_APP": application, "HEADRACE_HOME": home, "HEADRACE_DELTA": str(self.delta)}
 
-    def kill(self, *arguments: str, step: str, times: int = 1) -> None:
-        """Run the command and have it killed as it passes a step."""
-        command = ["tests.support.dying_backfill", step, str(times), "backfill", "activity", *arguments]
+    def kill(
+        self,
+        *arguments: str,
+        step: str,
+        times: int = 1,
+        module: str = "dying_backfill",
+        command: str = "backfill activity",
+    ) -> None:
+        """Run a command, by default the backfill of the view, and have it killed as it passes a step."""
+        command_line = [f"tests.support.{module}", step, str(times), *command.split(), *arguments]
         done = subprocess.run(
-            [sys.executable, "-m", *command],
+            [sys.executable, "-m", *command_line],
             env={**os.environ, "PYTHONPATH": str(PROJECT), **self.environment},
             cwd=self.directory,
             capture_output=True,

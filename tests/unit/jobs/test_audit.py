@@ -21,6 +21,7 @@ from tests.support.transport import make_batch
 
 SPEC = make_spec()
 APPLICATION = Application(name="m", module="m", views={TRIPS.name: TRIPS}, models={SPEC.name: SPEC})
+OPTIONS = {"AWS_REGION": "eu-central-1"}
 
 
 def departure(number: int, event_time: str) -> bytes:
@@ -118,7 +119,8 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
             ]
 
     class FakeArchive:
-        def __init__(self, _: str, topic: str) -> None:
+        def __init__(self, _: str, topic: str, options: Mapping[str, str] | None) -> None:
+            assert options == OPTIONS
             self.topic = topic
 
         @property
@@ -132,15 +134,24 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
 
     monkeypatch.setattr(audit_module, "Archive", FakeArchive)
     monkeypatch.setattr(audit_module, "read_topic", made.read_topic)
-    monkeypatch.setattr(audit_module, "open_table", lambda _, __: made.rows if made.has_table else None)
+
+    def open_table(_: str, view: FeatureView, *, storage_options: Mapping[str, str] | None) -> pa.Table | None:
+        assert storage_options == OPTIONS
+        return made.rows if made.has_table else None
+
+    def read_features(_: str, view: FeatureView, *, storage_options: Mapping[str, str] | None) -> pa.Table:
+        assert storage_options == OPTIONS
+        return made.rows
+
+    monkeypatch.setattr(audit_module, "open_table", open_table)
     monkeypatch.setattr(audit_module, "_SETTLE_S", 0.0)
-    monkeypatch.setattr(audit_module, "read_features", lambda _, __: made.rows)
+    monkeypatch.setattr(audit_module, "read_features", read_features)
     monkeypatch.setattr(audit_module, "OnlineReader", FakeReader)
     return made
 
 
 def audit(scored_from: Mapping[str, Mapping[int, int]] | None = None) -> list[Check]:
-    return run_audit(APPLICATION, brokers="b", redis_url="r", delta="d", scored_from=scored_from)
+    return run_audit(APPLICATION, brokers="b", redis_url="r", delta="d", delta_options=OPTIONS, scored_from=scored_from)
 
 
 def differing(checks: list[Check]) -> list[str]:
@@ -179,7 +190,7 @@ def test_where_nothing_was_scored_the_role_that_does_is_asked_after(world: World
 
 def test_each_topic_and_store_is_told_before_it_is_read(world: World) -> None:
     told: list[str] = []
-    run_audit(APPLICATION, brokers="b", redis_url="r", delta="d", tell=told.append)
+    run_audit(APPLICATION, brokers="b", redis_url="r", delta="d", delta_options=OPTIONS, tell=told.append)
     assert world.reads
     assert [line.removeprefix(f"{TRIPS.name}: ") for line in told] == [
         f"reading {TRIPS.topic}",
@@ -245,6 +256,6 @@ def test_a_value_that_has_expired_is_not_asked_for_and_one_that_cannot_have_is(
     world.gone = {"A05"}  # the last one, so that the order of the answers stays
     view = make_trigger_view(ttl=ttl)
     application = Application(name="m", module="m", views={view.name: view}, models={})
-    checks = run_audit(application, brokers="b", redis_url="r", delta="d")
+    checks = run_audit(application, brokers="b", redis_url="r", delta="d", delta_options=OPTIONS)
     online = f"{view.name}: entities = entities with their newest row online"
     assert (online not in differing(checks)) is found

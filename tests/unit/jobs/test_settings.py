@@ -42,6 +42,7 @@ def test_every_variable_is_read() -> None:
             "HEADRACE_TRITON_FALLBACK": "yes",
             "HEADRACE_MODEL_REPOSITORY": "/models",
             "HEADRACE_DELTA": "s3://bucket/delta",
+            "HEADRACE_DELTA_OPTIONS": '{"AWS_SECRET_ACCESS_KEY": "hidden"}',
             "HEADRACE_LINEAGE": "/l/events.ndjson",
             "HEADRACE_METRICS_PORT": "0",
             "HEADRACE_KAFKA_JVM_FLAGS": "-Xmx1g  -XX:+UseParallelGC",
@@ -59,6 +60,8 @@ def test_every_variable_is_read() -> None:
     assert settings.use_triton_fallback
     assert settings.model_repository == Path("/models")
     assert settings.delta == "s3://bucket/delta"
+    assert settings.delta_options == {"AWS_SECRET_ACCESS_KEY": "hidden"}
+    assert "hidden" not in repr(settings)
     assert settings.lineage == Path("/l/events.ndjson")
     assert settings.metrics_port == 0
     assert settings.kafka_jvm_flags == ("-Xmx1g", "-XX:+UseParallelGC")
@@ -174,3 +177,10 @@ def test_an_offline_store_is_a_directory_that_can_be_written_to_or_a_url(tmp_pat
         with pytest.raises(ConfigError, match=r"HEADRACE_DELTA is .* cannot be written to .*; correct it, or unset it"):
             Settings.from_environment({"HEADRACE_DELTA": str(tmp_path / wrong)}).check_delta()
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"AWS_SECRET_ACCESS_KEY": 12345}', "AWS_SECRET_ACCESS_KEY=12345"])
+def test_wrong_options_of_the_object_store_are_refused_and_not_shown(text: str) -> None:
+    with pytest.raises(ConfigError, match="HEADRACE_DELTA_OPTIONS is not a JSON object of texts") as caught:
+        Settings.from_environment({"HEADRACE_DELTA_OPTIONS": text})
+    assert "12345" not in str(caught.value)
