@@ -17,35 +17,21 @@ from typing import Any
 
 import confluent_kafka
 import faust
-from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, TopicPartition
-from confluent_kafka import Consumer as KafkaConsumer
+from confluent_kafka import OFFSET_BEGINNING, TopicPartition
 from faust.transport.base import Transport as FaustTransport
 from faust.transport.consumer import Consumer as FaustConsumer
 from faust.types import TP, ConsumerMessage
 from mode import Service
 
-from schemas.errors import ServiceError
 from streams.batch import RawBatch
-from streams.transport.options import CommittedOffset, ConsumerOptions, Partition
+from streams.transport.options import ConsumerOptions, Partition
 from streams.transport.poller import PollThread
+from streams.transport.positions import Positions
 
 logger = logging.getLogger(__name__)
 
 _MAX_ROWS = 50_000
 _GATHER_S = 0.005
-_TIMEOUT_S = 15.0
-_ASK_TIMEOUT_S = 3.0
-_COMMITTED_TIMEOUT_S = 60.0
-_RETRY_S = 0.1
-_PASSING = (
-    KafkaError._TIMED_OUT,
-    KafkaError._TRANSPORT,
-    KafkaError._WAIT_COORD,
-    KafkaError.UNSTABLE_OFFSET_COMMIT,
-    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
-    KafkaError.COORDINATOR_NOT_AVAILABLE,
-    KafkaError.NOT_COORDINATOR,
-)
 _DRAIN_TIMEOUT_S = 10.0
 
 
@@ -101,8 +87,7 @@ class ColumnarConsumer(FaustConsumer):  # type: ignore[misc]
         # One counter per writing thread: their difference is what is held.
         self._received_bytes = 0
         self._released_bytes = 0
-        # Batches of this round that no agent has yet, when the next round is due, and whether all are acknowledged.
-        self._to_deliver = 0
+        # When the next round is due, and whether all of this one is acknowledged.
         self._round_due_s = 0.0
         self._is_settled = asyncio.Event()
         self._main_loop: asyncio.AbstractEventLoop | None = None
@@ -170,6 +155,10 @@ class ColumnarConsumer(FaustConsumer):  # type: ignore[misc]
         """Where the partition ended as its last record was fetched, if nothing of it is under way; else -1."""
         faust_tp = TP(*tp)
         return -1 if self._delivered[faust_tp] or self._ready[faust_tp] else self.poller.at_end.get(tp, -1)
+
+    @property
+    def _positions(self) -> Positions:
+        return Positions(self.poller, self.options)
 
     @property
     def is_joining(self) -> bool:
@@ -242,14 +231,13 @@ class ColumnarConsumer(FaustConsumer):  # type: ignore[misc]
         if not self.flow_active:
             await self.wait(self.can_resume_flow)
         records = await self._getmany(self._active_partitions, timeout)
-        for tp, batches in records.items():
-            for batch in batches:
-                # Flow stops when partitions go or the worker ends: what is not delivered by then will come again.
-                if self.should_stop or not self.flow_active:
-                    return
-                yield tp, self._to_message(tp, batch)
+        for tp, record in records.items():
+            # Flow stops when partitions go or the worker ends: what is not delivered by then will come again.
+            if self.should_stop or not self.flow_active:
+                return
+            yield tp, self._to_message(tp, record)
 
-    async def _getmany(self, active_partitions: set[TP] | None, timeout: float) -> dict[TP, list[RawBatch]]:  # noqa: ASYNC109 - Faust's signature
+    async def _getmany(self, active_partitions: set[TP] | None, timeout: float) -> dict[TP, RawBatch]:  # noqa: ASYNC109 - Faust's signature
         if not any(batches and _is_in(tp, active_partitions) for tp, batches in self._ready.items()):
             self._arrived.clear()
             try:
@@ -261,25 +249,20 @@ class ColumnarConsumer(FaustConsumer):  # type: ignore[misc]
             # partition has one step an epoch. What comes to several of them at one moment makes one round.
             await asyncio.sleep(max(_GATHER_S, self._round_due_s - time.monotonic()))
             self._round_due_s = time.monotonic() + self.commit_interval
-        records = self._pop_ready(active_partitions)
-        self._to_deliver = len(records)
-        return records
-
-    def _pop_ready(self, active_partitions: set[TP] | None) -> dict[TP, list[RawBatch]]:
-        return {
-            tp: [RawBatch.join(_pop(batches, max_rows=_MAX_ROWS))]
+        records = {
+            tp: RawBatch.join(_pop(batches, max_rows=_MAX_ROWS))
             for tp, batches in self._ready.items()
             if batches and _is_in(tp, active_partitions)
         }
+        for tp, record in records.items():
+            self._delivered[tp].append(_Delivered(int(record.offsets[0]), record.next_offset, record.size_bytes))
+        return records
 
     def _to_message(self, tp: TP, record: RawBatch) -> ConsumerMessage:
-        first_offset = int(record.offsets[0])
-        self._to_deliver -= 1
-        self._delivered[tp].append(_Delivered(first_offset, record.next_offset, record.size_bytes))
         return ConsumerMessage(
             topic=record.topic,
             partition=record.partition,
-            offset=first_offset,
+            offset=int(record.offsets[0]),
             timestamp=float(record.broker_time_us[0]) / 1e6,
             timestamp_type=0,
             headers=[],
@@ -313,7 +296,7 @@ class ColumnarConsumer(FaustConsumer):  # type: ignore[misc]
         return True
 
     def _is_round_done(self) -> bool:
-        if self.options.commit is None or self._to_deliver:
+        if self.options.commit is None:
             return False
         return all(
             delivered.first_offset in self._acked_index[tp]
@@ -372,7 +355,6 @@ class ColumnarConsumer(FaustConsumer):  # type: ignore[misc]
         self._generation = generation
         self.app.consumer_generation_id = generation
         self._ready.clear()
-        self._to_deliver = 0
         self._delivered.clear()
         self._released_bytes = self._received_bytes
 
@@ -387,13 +369,13 @@ class ColumnarConsumer(FaustConsumer):  # type: ignore[misc]
     async def _start(self, partitions: set[Partition], *, generation: int) -> None:
         if self.options.prepare is not None:
             await self.options.prepare()
-        committed = await self._read_committed(partitions)
-        begun = await self._begin_new(committed)
+        committed = await self._positions.committed(partitions)
+        begun = await self._positions.begin_new(committed)
         starts = {tp: found.offset for tp, found in committed.items() if found.offset is not None} | begun
         if self.options.start_offsets is not None:
             starts.update(await self.options.start_offsets(committed))
         if generation == self._generation:
-            starts = await self._within_bounds(starts)
+            starts = await self._positions.within_bounds(starts)
             # Where a new view goes over rows that others are through with, the group's offset goes back to there.
             self._committed_offset.update({TP(*tp): starts.get(tp) for tp in partitions})
             seeks = {tp: starts.get(tp, OFFSET_BEGINNING) for tp in partitions}
@@ -403,59 +385,6 @@ class ColumnarConsumer(FaustConsumer):  # type: ignore[misc]
             await asyncio.wrap_future(self.poller.seek(seeks, generation=generation))
             self._moving_s += 0.0 if self._moving_since_s is None else time.monotonic() - self._moving_since_s
             self._moving_since_s = None
-
-    async def _begin_new(self, committed: dict[Partition, CommittedOffset]) -> dict[Partition, int]:
-        """Find where to begin in partitions of which nothing was committed, and note it beside them."""
-        new = [tp for tp, found in committed.items() if found.offset is None]
-        if self.options.begin_at is None or not new:
-            return {}
-        begin_at = self.options.begin_at
-        begins = await asyncio.wrap_future(self.poller.call(lambda consumer: begin_at(consumer, new)))
-        committed.update({tp: CommittedOffset(offset=None, begin=begin) for tp, begin in begins.items()})
-        logger.info("the group begins at %s", begins)
-        return begins
-
-    async def _within_bounds(self, starts: Mapping[Partition, int]) -> dict[Partition, int]:
-        """Move starts that the topic has lost to its first record; tell of the gap.
-
-        Raises:
-            ServiceError: A topic ends before a start: it was deleted and made again, or truncated.
-        """
-        bounds = await self._bounds(TP(*tp) for tp in starts)
-        found = {}
-        for tp, start in starts.items():
-            first, end = bounds[TP(*tp)]
-            if start > end:
-                msg = (
-                    f"{tp[0]}-{tp[1]} is to be read from offset {start}, but ends at {end}: the topic was deleted and "
-                    f"made again, or truncated; expected the topic that group {self.options.kafka['group.id']} has "
-                    "read. Delete the group's offsets and the topics made from it to begin anew"
-                )
-                raise ServiceError(msg)
-            if start < first:
-                logger.error(
-                    "%s-%d: offsets %d to %d are gone (retention) and can not be read; going on from %d",
-                    *(*tp, start, first - 1, first),
-                )
-                if self.options.lost is not None:
-                    self.options.lost(tp, first - start)
-            found[tp] = max(start, first)
-        return found
-
-    async def _read_committed(self, partitions: set[Partition]) -> dict[Partition, CommittedOffset]:
-        """Ask for committed offsets; those in a transaction that another worker left open are waited for."""
-        deadline = time.monotonic() + _COMMITTED_TIMEOUT_S
-        while partitions:
-            try:
-                return await asyncio.wrap_future(self.poller.call(lambda consumer: _committed(consumer, partitions)))
-            except KafkaException as exc:
-                error = exc.args[0]
-                is_passing = error.retriable() or error.code() in _PASSING
-                if not is_passing or time.monotonic() > deadline or self.should_stop:
-                    raise
-                logger.warning("committed offsets of %d partitions: trying again: %s", len(partitions), error.str())
-                await asyncio.sleep(_RETRY_S)
-        return {}
 
     async def _before_revocation(self, partitions: set[Partition], *, lost: bool) -> None:
         # Faust's own callback forgets acknowledgements before it commits: stop the flow and commit first.
@@ -510,11 +439,11 @@ class ColumnarConsumer(FaustConsumer):  # type: ignore[misc]
 
     async def highwaters(self, *partitions: TP) -> dict[TP, int]:
         """End offsets of partitions, asked from the broker."""
-        return {tp: bounds[1] for tp, bounds in (await self._bounds(partitions)).items()}
+        return {TP(*tp): end for tp, (_, end) in (await self._positions.bounds(partitions)).items()}
 
     async def earliest_offsets(self, *partitions: TP) -> dict[TP, int]:
         """First offsets of partitions, asked from the broker."""
-        return {tp: bounds[0] for tp, bounds in (await self._bounds(partitions)).items()}
+        return {TP(*tp): first for tp, (first, _) in (await self._positions.bounds(partitions)).items()}
 
     async def position(self, tp: TP) -> int | None:
         """Offset that is read next."""
@@ -537,15 +466,6 @@ class ColumnarConsumer(FaustConsumer):  # type: ignore[misc]
     async def create_topic(self, topic: str, *_: Any, **__: Any) -> None:
         """Topics are made from the definitions (``jobs.topics``), never by Faust."""
 
-    async def _bounds(self, partitions: Iterable[TP]) -> dict[TP, tuple[int, int]]:
-        def ask(consumer: KafkaConsumer) -> dict[TP, tuple[int, int]]:
-            return {
-                tp: consumer.get_watermark_offsets(TopicPartition(tp.topic, tp.partition), timeout=_TIMEOUT_S)
-                for tp in partitions
-            }
-
-        return await asyncio.wrap_future(self.poller.call(ask))
-
 
 def _is_in(tp: TP, active_partitions: set[TP] | None) -> bool:
     return active_partitions is None or tp in active_partitions
@@ -559,19 +479,6 @@ def _pop(batches: deque[RawBatch], *, max_rows: int) -> list[RawBatch]:
         n_rows += len(batches[0])
         taken.append(batches.popleft())
     return taken
-
-
-def _committed(consumer: KafkaConsumer, partitions: set[Partition]) -> dict[Partition, CommittedOffset]:
-    found = consumer.committed([TopicPartition(*tp) for tp in partitions], timeout=_ASK_TIMEOUT_S)
-    for tp in found:
-        if tp.error is not None:
-            raise KafkaException(tp.error)
-    return {
-        (tp.topic, tp.partition): CommittedOffset(
-            offset=tp.offset if tp.offset >= 0 else None, metadata=tp.metadata or ""
-        )
-        for tp in found
-    }
 
 
 class Transport(FaustTransport):  # type: ignore[misc]
