@@ -152,24 +152,23 @@ def explain_duplicate(view: FeatureView, row: int, batch: InputBatch, rejections
     rejections.add(row, Reason.DUPLICATE, detail)
 
 
-def explain_late(
-    view: FeatureView,
-    row: int,
-    time_us: int,
-    watermark_us: int,
-    rejections: Rejections,
-    *,
-    told_us: int | None = None,
-) -> None:
-    """Reject a row whose windows had all expired; or, with ``told_us``, one that a copy can't be told from any more."""
-    watermark = format_rfc3339(min(watermark_us, LAST_DATETIME_US))
-    detail = f"its windows had expired: watermark {watermark}, allowed lateness {view.allowed_lateness}"
-    if told_us is not None:
-        detail = (
-            f"its event time is too old to tell it from a copy: watermark {watermark}, expected less than "
-            f"{format_duration(told_us)} after it (dedup_window, gap and allowed lateness)"
-        )
-    rejections.add(row, Reason.LATE, detail, late_by_us=min(watermark_us - time_us, END_OF_TIME_US))
+def explain_late(view: FeatureView, row: int, time_us: int, watermark_us: int, rejections: Rejections) -> None:
+    """Reject a row whose windows had all expired."""
+    because = f"its windows had expired: {_watermark(watermark_us)}, allowed lateness {view.allowed_lateness}"
+    rejections.add(row, Reason.LATE, because, late_by_us=min(watermark_us - time_us, END_OF_TIME_US))
+
+
+def explain_forgotten(row: int, time_us: int, watermark_us: int, rejections: Rejections, *, told_us: int) -> None:
+    """Reject a row, late by more than ``told_us``, that a copy of it can't be told from any more."""
+    because = (
+        f"its event time is too old to tell it from a copy: {_watermark(watermark_us)}, expected less than "
+        f"{format_duration(told_us)} after it (dedup_window, gap and allowed lateness)"
+    )
+    rejections.add(row, Reason.LATE, because, late_by_us=min(watermark_us - time_us, END_OF_TIME_US))
+
+
+def _watermark(watermark_us: int) -> str:
+    return f"watermark {format_rfc3339(min(watermark_us, LAST_DATETIME_US))}"
 
 
 def explain_overflow(row: int, feature: str, rejections: Rejections) -> None:

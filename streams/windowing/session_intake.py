@@ -18,7 +18,14 @@ from streams.windowing.admission import Rejections
 from streams.windowing.batch import InputBatch
 from streams.windowing.columns import take_rows
 from streams.windowing.duplicate import DuplicateMemory
-from streams.windowing.intake import OutputTable, Taken, explain_duplicate, explain_late, explain_overflow
+from streams.windowing.intake import (
+    OutputTable,
+    Taken,
+    explain_duplicate,
+    explain_forgotten,
+    explain_late,
+    explain_overflow,
+)
 from streams.windowing.plan import Plan
 from streams.windowing.segment import Bools, Ints
 from streams.windowing.session import SessionRows, SessionState
@@ -312,13 +319,19 @@ class SessionIntake:
         for position in np.flatnonzero(judged.is_duplicate).tolist():
             row = int(given.rows[position])
             explain_duplicate(view, row, batch, rejections)
+        if judged.layout.is_late.any():
+            self._explain_late(given, judged, rejections)
+        for position, feature in overflows.items():
+            explain_overflow(int(given.rows[position]), feature, rejections)
+
+    def _explain_late(self, given: _Candidates, judged: _Judged, rejections: Rejections) -> None:
         is_forgotten = self._is_forgotten(given, judged.before_us)
         for position in np.flatnonzero(judged.layout.is_late).tolist():
             row, time_us, before_us = (int(n[position]) for n in (given.rows, given.time_us, judged.before_us))
-            told_us = self._told_us if is_forgotten[position] else None
-            explain_late(view, row, time_us, before_us, rejections, told_us=told_us)
-        for position, feature in overflows.items():
-            explain_overflow(int(given.rows[position]), feature, rejections)
+            if is_forgotten[position]:
+                explain_forgotten(row, time_us, before_us, rejections, told_us=self._told_us)
+            else:
+                explain_late(self._plan.view, row, time_us, before_us, rejections)
 
     def advance(self, *, before_us: int, after_us: int, last_offset: int | None) -> pa.Table:
         """Move the watermark without a row and give what that fires."""
