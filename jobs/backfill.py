@@ -14,12 +14,16 @@ from rich.console import Console
 from rich.table import Table
 
 from infra.local.state import claimed
-from jobs.application import load_recorded_application
+from jobs.application import Application, load_recorded_application
 from jobs.backfill_run import Job, Run, document_of
+from jobs.dead_letters import Letters, choose_letters, choose_sources, letter_sources
+from jobs.reach import reach_kafka
 from jobs.settings import Settings
 from offline import backfill as engine
+from offline.late import lateness_us, with_late
 from schemas.errors import ConfigError
-from schemas.time import parse_rfc3339_us
+from schemas.row import Reason
+from schemas.time import parse_duration_us, parse_rfc3339_us
 from schemas.view import FeatureView
 from streams.ports import RecordLog
 from streams.sinks.archive import Archive
@@ -56,6 +60,15 @@ def backfill(
             help="Root of another offline store to write to.", show_default="HEADRACE_DELTA, else <home>/delta"
         ),
     ] = None,
+    late: Annotated[
+        str | None,
+        typer.Option(
+            "--with-late",
+            metavar="DURATION|all",
+            help="Count rows that were too late by less than this, where they came; all: those of all dead letters. "
+            "Needs `--into`.",
+        ),
+    ] = None,
     workers: Annotated[int, typer.Option(min=1, help="Processes, each with one partition at a time.")] = 1,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would be done, and how long it would take.")
@@ -72,6 +85,9 @@ def backfill(
     are record timestamps: what a log can be cut by. The engine reads from the first record that is there, since windows
     reach back. A backfill that was interrupted goes on where it was when it is started again; one that has ended can be
     continued at both of its ends.
+
+    With `--with-late` rows count that were too late for the live path, in a store of their own: by a definition that
+    waits longer, whose hash is told.
     """
     settings = Settings.from_environment(os.environ)
     application = load_recorded_application(settings.application)
@@ -83,6 +99,16 @@ def backfill(
         raise ConfigError(msg)
     settings.check_delta()
     log, target = record_log(source, settings, view), into or settings.delta
+    late_us = None
+    if late is not None:
+        if target.rstrip("/") == settings.delta.rstrip("/"):
+            msg = (
+                f"`--with-late` makes other rows than those in {settings.delta}, expected `--into` with another root, "
+                "where they are by themselves"
+            )
+            raise ConfigError(msg)
+        late_us = _lateness_us(late, settings, application, view)
+        view = with_late(view, late_us)
     job = Job(
         application=application.name,
         module=application.module,
@@ -92,6 +118,7 @@ def backfill(
         target=target,
         from_us=wanted["from"],
         to_us=wanted["to"],
+        late_us=late_us,
     )
     writer = OfflineWriter(target, storage_options=settings.delta_options)
 
@@ -123,7 +150,16 @@ def backfill(
             done = run.execute(view, log, workers=workers, console=console)
         added = engine.finish_backfill(view, run.plans, done, stage=run.stage, writer=writer)
         run.end()
-    _print_done(view, run.plans, done, added, target=target, took_s=time.perf_counter() - started_s, as_json=as_json)
+    _print_done(
+        view,
+        run.plans,
+        done,
+        added,
+        target=target,
+        took_s=time.perf_counter() - started_s,
+        is_late_counted=late_us is not None,
+        as_json=as_json,
+    )
 
 
 def record_log(source: Source, settings: Settings, view: FeatureView) -> RecordLog:
@@ -132,6 +168,18 @@ def record_log(source: Source, settings: Settings, view: FeatureView) -> RecordL
     if source is Source.KAFKA:
         return TopicLog(settings.address("kafka"), topic)
     return Archive(settings.delta, topic, settings.delta_options)
+
+
+def _lateness_us(text: str, settings: Settings, application: Application, view: FeatureView) -> int:
+    """Tell how late rows are to count, from what was asked for: a duration, or as late as the dead letters are."""
+    if text != "all":
+        return parse_duration_us(text, field="--with-late")
+    brokers = settings.address("kafka")
+    reach_kafka(brokers)
+    sources = choose_sources(letter_sources(application), [source.topic for source in view.sources])
+    choice = choose_letters(application, reasons=[Reason.LATE], views=[view.name])
+    letters = (letter for source in sources for letter in Letters(brokers, source, choice))
+    return lateness_us(letters, view)
 
 
 def _try_rate(
@@ -176,6 +224,8 @@ def _print_plan(
         document = {
             "view": view.name,
             "version": view.version,
+            "definition_hash": view.definition_hash,
+            "allowed_lateness": view.allowed_lateness,
             "log": str(log),
             "records": records,
             "estimated_s": None if estimate_s is None else round(estimate_s, 1),
@@ -216,20 +266,25 @@ def _print_done(
     *,
     target: str,
     took_s: float,
+    is_late_counted: bool,
     as_json: bool,
 ) -> None:
     records = sum(progress.records for progress in done.values())
     reasons = sum((Counter(progress.dead_letters) for progress in done.values()), Counter[str]())
+    copies = sum(progress.copies for progress in done.values())
     partitions = [_outcome(plan, done, added) for plan in plans]
     if as_json:
         document = {
             "view": view.name,
             "version": view.version,
+            "definition_hash": view.definition_hash,
+            "allowed_lateness": view.allowed_lateness,
             "table": table_uri(target, view),
             "table_version": added.table_version,
             "records": records,
             "rows_added": added.rows,
             "dead_letters": dict(sorted(reasons.items())),
+            "copies": copies,
             "took_s": round(took_s, 3),
             "partitions": partitions,
         }
@@ -247,6 +302,12 @@ def _print_done(
     console.print(f"{records:,} records in {took_s:.1f} s, {speed}; {letters}", soft_wrap=True)
     where = f"{table_uri(target, view)}, version {added.table_version}"
     console.print(f"{added.rows:,} rows added to {where}" if added.rows else "no rows to add", soft_wrap=True)
+    if is_late_counted:
+        console.print(
+            f"rows that were late count: definition {view.definition_hash}, of `allowed_lateness` "
+            f"{view.allowed_lateness}; {copies:,} that had been sent again for it are left out",
+            soft_wrap=True,
+        )
     for found in partitions:
         if found["missing"]:
             missing = _span(range(*found["missing"]))

@@ -23,6 +23,7 @@ from rich.console import Console
 from jobs.application import load_application
 from jobs.record_bar import record_bar
 from offline import backfill as engine
+from offline.late import with_late
 from schemas.errors import ConfigError, ServiceError
 from schemas.view import FeatureView
 from streams.ports import RecordLog
@@ -41,6 +42,11 @@ class Job:
     target: str
     from_us: int | None
     to_us: int | None
+    late_us: int | None = None
+
+    def driven(self, view: FeatureView) -> FeatureView:
+        """The view, counting late rows where that is wanted."""
+        return view if self.late_us is None else with_late(view, self.late_us)
 
 
 @dataclass(kw_only=True)
@@ -210,7 +216,13 @@ Report = Callable[[int, int], None]
 
 def _run_one(view: FeatureView, log: RecordLog, plan: engine.PartitionPlan, run: Run, tell: Report) -> engine.Progress:
     task = engine.PartitionBackfill(
-        view, log, plan, application=run.job.application, stage=run.stage, directory=run.directory
+        view,
+        log,
+        plan,
+        application=run.job.application,
+        stage=run.stage,
+        directory=run.directory,
+        folds_late=run.job.late_us is not None,
     )
     return task.run(lambda progress: tell(plan.partition, progress.records))
 
@@ -265,5 +277,5 @@ def _end_with_parent() -> None:
 
 
 def _run_in_process(run: Run, log: RecordLog, plan: engine.PartitionPlan) -> engine.Progress:
-    view = load_application(run.job.module).view(run.job.view)
+    view = run.job.driven(load_application(run.job.module).view(run.job.view))
     return _run_one(view, log, plan, run, lambda partition, records: _told.put((partition, records)))

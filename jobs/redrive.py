@@ -295,7 +295,8 @@ def _send(producer: Producer, source: str, receipts: str, rows: Sequence[_Row]) 
     producer.begin_transaction()
     try:
         for row in rows:
-            headers = marked(row.letters[0], headers=row.headers, views=row.views)
+            late_for = frozenset[str]().union(*(letter.late_for for letter in row.letters))
+            headers = marked(row.letters[0], headers=row.headers, views=row.views, late_for=late_for)
             producer.produce(
                 source, key=row.key, value=row.value, headers=headers, partition=row.partition, on_delivery=on_delivery
             )

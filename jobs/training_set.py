@@ -16,6 +16,7 @@ from rich.table import Table
 
 from jobs.application import load_application
 from jobs.settings import Settings
+from offline.late import with_late
 from offline.training_set import JoinedSet, join_features
 from schemas.errors import ConfigError, SinkRejectedError
 from schemas.time import parse_duration_us
@@ -36,6 +37,14 @@ def training_set(
     max_age: Annotated[
         str | None, typer.Option(help="Age above which a row is stale, such as 1h.", show_default="each view's ttl")
     ] = None,
+    late: Annotated[
+        str | None,
+        typer.Option(
+            "--with-late",
+            metavar="DURATION",
+            help="Join rows that a backfill made with this `--with-late`, of the store that HEADRACE_DELTA names.",
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the manifest in place of a table.")] = False,
 ) -> None:
     """Join features to labels, each as an online read at the label's time would have returned them.
@@ -47,6 +56,8 @@ def training_set(
     application = load_application(settings.application)
     named = [name.partition("=") for name in views]
     chosen = [application.view(name) for name, _, _ in named]
+    if late is not None:
+        chosen = [with_late(view, parse_duration_us(late, field="--with-late")) for view in chosen]
     keys = {view.name: column for view, (_, _, column) in zip(chosen, named, strict=True) if column}
     if "://" in output:
         msg = f"{output} is an object store, expected a place on this machine; copy it there"

@@ -168,6 +168,7 @@ class Progress:
         records: Records read so far.
         rows: Rows made of those that are wanted.
         foreign: Records on a repartition topic that stand there for other definitions of the sources, or applications.
+        copies: Records that were sent again for being late, and count where they came.
         dead_letters: Wanted records that are in no row, by reason.
         files: What has been written of the rows, as :meth:`StagedFile.to_document` has it.
     """
@@ -176,6 +177,7 @@ class Progress:
     records: int = 0
     rows: int = 0
     foreign: int = 0
+    copies: int = 0
     dead_letters: dict[str, int] = field(default_factory=dict)
     files: list[dict[str, Any]] = field(default_factory=list)
 
@@ -193,10 +195,19 @@ class PartitionBackfill:
         application: Name of the application, whose records are read from a repartition topic.
         stage: Where its rows go.
         directory: Where checkpoints are kept.
+        folds_late: Whether the view counts late rows (:func:`offline.late.with_late`).
     """
 
     def __init__(
-        self, view: FeatureView, log: RecordLog, plan: PartitionPlan, *, application: str, stage: Stage, directory: Path
+        self,
+        view: FeatureView,
+        log: RecordLog,
+        plan: PartitionPlan,
+        *,
+        application: str,
+        stage: Stage,
+        directory: Path,
+        folds_late: bool = False,
     ) -> None:
         self._application = application
         self._view = view
@@ -205,6 +216,7 @@ class PartitionBackfill:
         self._stage = stage
         self._path = directory / f"partition-{plan.partition}.state"
         self._driven = as_of_each(view)
+        self._folds_late = folds_late
 
     def run(self, tell: Tell = lambda _: None) -> Progress:
         """Go on to the end of the plan; safe to repeat, and to be ended at any moment.
@@ -219,13 +231,17 @@ class PartitionBackfill:
         """
         progress, parts = self._restore()
         tell(progress)
-        pipeline = make_pipeline(self._driven, self._plan, application=self._application, parts=parts)
+        pipeline = make_pipeline(
+            self._driven, self._plan, application=self._application, parts=parts, folds_late=self._folds_late
+        )
         held: list[pa.Table] = []
         since = 0
         for batch in self._log.read(self._plan.partition, range(progress.next_offset, self._plan.read.stop)):
             made = pipeline.process(batch, processing_time_us=0, computed_time_us=None, epoch=None)
             rows = own_rows(made.rows[self._view.name], self._view)
             _count(progress, made, n_records=len(batch), n_rows=rows.num_rows)
+            if self._folds_late:
+                progress.copies += sum(self._view.name in views for views in made.read.late_for.values())
             progress.next_offset = batch.next_offset
             held.append(rows)
             since += len(batch)
@@ -306,7 +322,7 @@ def as_of_each(view: FeatureView) -> FeatureView:
 
 
 def make_pipeline(
-    driven: FeatureView, plan: PartitionPlan, *, application: str, parts: Sequence[bytes]
+    driven: FeatureView, plan: PartitionPlan, *, application: str, parts: Sequence[bytes], folds_late: bool = False
 ) -> PartitionPipeline:
     """Make the engine of one partition; rows and dead letters of what is not wanted are left out."""
     return PartitionPipeline(
@@ -316,6 +332,7 @@ def make_pipeline(
         application=application,
         starts={driven.name: ViewStart(parts=parts, emit_from=plan.wanted.start)},
         reject_from=plan.wanted.start,
+        folds_late=folds_late,
     )
 
 

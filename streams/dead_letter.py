@@ -4,7 +4,9 @@ A row that is sent again, to the topic that it came from, has its key, payload a
 
 - ``headrace.redriven``: how often that has been done, so that it comes to an end;
 - ``headrace.origin``: ``topic-partition-offset`` of the record as its producer sent it;
-- ``headrace.views``: the views that it is meant for, where others have counted it the first time.
+- ``headrace.views``: the views that it is meant for, where others have counted it the first time;
+- ``headrace.late_for``: the views that it is sent to for being late there, which a backfill that folds late rows in has
+  counted where they came.
 
 Pure: no I/O and no clock.
 """
@@ -16,14 +18,16 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from schemas.row import Reason
 from streams.batch import Headers, RawBatch
 
 PREFIX: Final = "headrace."
 REDRIVEN_HEADER: Final = f"{PREFIX}redriven"
 ORIGIN_HEADER: Final = f"{PREFIX}origin"
 VIEWS_HEADER: Final = f"{PREFIX}views"
+LATE_FOR_HEADER: Final = f"{PREFIX}late_for"
 _REASON_HEADER: Final = f"{PREFIX}reason"
-_MARKS: Final = frozenset({REDRIVEN_HEADER, ORIGIN_HEADER, VIEWS_HEADER})
+_MARKS: Final = frozenset({REDRIVEN_HEADER, ORIGIN_HEADER, VIEWS_HEADER, LATE_FOR_HEADER})
 
 
 def place_name(topic: str, partition: int, offset: int) -> str:
@@ -99,6 +103,13 @@ class DeadLetter:
             return frozenset({self.view})
         return addressed_views(self.headers) if self.n_redriven else None
 
+    @property
+    def late_for(self) -> frozenset[str]:
+        """The view that the record was late for, and those for which it has been sent again for that before."""
+        own = {self.view} if self.view is not None and self.reason == Reason.LATE else set()
+        before = _views(self.headers, LATE_FOR_HEADER) if self.n_redriven else None
+        return frozenset(own | (before or frozenset()))
+
 
 def read_dead_letters(batch: RawBatch) -> tuple[list[DeadLetter], int]:
     """Read a batch of a dead-letter topic.
@@ -127,26 +138,33 @@ def read_dead_letters(batch: RawBatch) -> tuple[list[DeadLetter], int]:
     return letters, n_others
 
 
-def marked(letter: DeadLetter, *, headers: list[tuple[str, bytes]], views: Iterable[str] | None) -> list[Any]:
+def marked(
+    letter: DeadLetter,
+    *,
+    headers: list[tuple[str, bytes]],
+    views: Iterable[str] | None,
+    late_for: Iterable[str] = (),
+) -> list[Any]:
     """Headers of the record that is sent again.
 
     Args:
         letter: What is known of it.
         headers: Those of the record that was rejected.
         views: The views that it is meant for, None for all.
+        late_for: Those of them that it was late for.
     """
     kept: list[tuple[str, bytes | None]] = [header for header in headers if header[0] not in _MARKS]
     marks = {REDRIVEN_HEADER: str(letter.n_redriven + 1), ORIGIN_HEADER: letter.origin}
     if views is not None:
         marks[VIEWS_HEADER] = ",".join(sorted(views))
+    if late := sorted(late_for):
+        marks[LATE_FOR_HEADER] = ",".join(late)
     return [*kept, *((name, value.encode()) for name, value in marks.items())]
 
 
 def addressed_views(headers: Headers) -> frozenset[str] | None:
     """Tell which views a record is meant for; None for all, as of every record that is not sent again."""
-    if (names := _last(headers or [], VIEWS_HEADER)) is None:
-        return None
-    return frozenset(names.decode("utf-8", "replace").split(","))
+    return _views(headers or [], VIEWS_HEADER)
 
 
 def find_addressed(offsets: NDArray[np.int64], headers: Sequence[Headers]) -> dict[int, frozenset[str]]:
@@ -156,6 +174,20 @@ def find_addressed(offsets: NDArray[np.int64], headers: Sequence[Headers]) -> di
         if own and (views := addressed_views(own)) is not None:
             found[int(offsets[position])] = views
     return found
+
+
+def find_late(offsets: NDArray[np.int64], headers: Sequence[Headers]) -> dict[int, frozenset[str]]:
+    """Find the records, by their offsets, that were sent again for being late, each with the views it was late for."""
+    found = {}
+    for position, own in enumerate(headers):
+        if own and (views := _views(own, LATE_FOR_HEADER)) is not None:
+            found[int(offsets[position])] = views
+    return found
+
+
+def _views(headers: list[tuple[str, bytes]], name: str) -> frozenset[str] | None:
+    names = _last(headers, name)
+    return None if names is None else frozenset(names.decode("utf-8", "replace").split(","))
 
 
 def _last(headers: list[tuple[str, bytes]], name: str) -> bytes | None:

@@ -92,6 +92,7 @@ class PartitionPipeline:
         starts: Where each view starts; a view that is not named starts empty at the first row, emitting all.
         reject_from: First source offset whose row goes to the dead letters where it is bad for every view: a view that
             starts late goes over rows that are there already.
+        folds_late: Whether the views count late rows where they came: what was sent again for that is left out.
     """
 
     def __init__(
@@ -104,12 +105,14 @@ class PartitionPipeline:
         routers: Mapping[Router, Sequence[FeatureView]] | None = None,
         starts: Mapping[str, ViewStart] | None = None,
         reject_from: int = 0,
+        folds_late: bool = False,
     ) -> None:
         self.source = source
         self.partition = partition
         self.routers = dict(routers or {})
         self._application = application
         self._reject_from = reject_from
+        self._folds_late = folds_late
         self._views = {view.name: view for view in views}
         self._starts = {view.name: (starts or {}).get(view.name, ViewStart()) for view in views}
         self.engines = {
@@ -146,7 +149,8 @@ class PartitionPipeline:
         seen: set[tuple[int, str]] = set()
         for name in self.engines:
             start = self._starts[name]
-            fresh = _from_offset(_meant_for(read, {name}), "_offset", self._next_offsets[name])
+            meant = _meant_for(read, {name}, leaves_out=read.late_for if self._folds_late else {})
+            fresh = _from_offset(meant, "_offset", self._next_offsets[name])
             result = self._step(name, fresh, processing_time_us=processing_time_us)
             made = _from_offset(result.rows, "source_offset", start.emit_from)
             context = self._with_context(made, self._views[name], computed_time_us=computed_time_us, epoch=epoch)
@@ -265,9 +269,10 @@ def _joined(results: Sequence[StepResult]) -> StepResult:
     )
 
 
-def _meant_for(read: ReadRows, views: Set[str]) -> pa.Table:
-    """Leave out what was sent again for other views alone: these have counted it the first time."""
+def _meant_for(read: ReadRows, views: Set[str], *, leaves_out: Mapping[int, Set[str]] | None = None) -> pa.Table:
+    """Leave out what was sent again for other views alone, and more: these have counted it the first time."""
     others = [offset for offset, addressed in read.addressed.items() if not addressed & views]
+    others += [offset for offset, late_for in (leaves_out or {}).items() if late_for & views]
     if not others:
         return read.rows
     return read.rows.filter(pc.invert(pc.is_in(read.rows.column("_offset"), value_set=pa.array(others, pa.int64()))))

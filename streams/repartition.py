@@ -29,7 +29,7 @@ from schemas.source import EventSource
 from schemas.time import MINUS_INFINITY_US
 from schemas.view_input import ViewInput
 from streams.batch import Headers, RawBatch
-from streams.dead_letter import find_addressed
+from streams.dead_letter import find_addressed, find_late
 from streams.decoded import arrival_times_us
 from streams.decoding import decode
 from streams.windowing.admission import Rejections, Screen
@@ -287,11 +287,13 @@ class ReadRows(Protocol):
         rows: What the engines take, in offset order.
         rejected: :data:`schemas.row.REJECTED_COLUMNS` of the rows that are in none.
         addressed: By offset, the names of the views that a row sent again is meant for alone.
+        late_for: By offset, the names of the views for whose lateness a row was sent again.
     """
 
     rows: pa.Table
     rejected: pa.Table
     addressed: dict[int, frozenset[str]]
+    late_for: dict[int, frozenset[str]]
 
     def arrived_us(self, offsets: NDArray[np.int64]) -> pa.Array:
         """When the records at these offsets of the topic that was read came to the broker; null where none did."""
@@ -310,6 +312,7 @@ class SourceRows:
         decoded = decode(batch, source.schema)
         self.rows, self.rejected = decoded.rows, decoded.rejected
         self.addressed = find_addressed(batch.offsets, batch.headers) if batch.has_headers else {}
+        self.late_for = find_late(batch.offsets, batch.headers) if batch.has_headers else {}
         self._batch = batch
         self._arrived_us = arrival_times_us(batch)
 
@@ -349,6 +352,7 @@ class RepartitionedRows:
         self._payloads = [parts[at][2] if parts[at][1] else None for at in own.tolist()]
         self._headers = [_headers_of_text(headers) for headers in self._envelopes.column("headers").to_pylist()]
         self.addressed = find_addressed(self._offsets, self._headers)
+        self.late_for = find_late(self._offsets, self._headers)
         arrived_us = self._envelopes.column("broker_time_us")
         self._arrived_us = arrived_us.fill_null(0).to_numpy().copy()
         self._is_arrival_unknown = arrived_us.is_null().to_numpy()

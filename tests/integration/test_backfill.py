@@ -2,13 +2,24 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
+from offline.late import with_late
+from schemas.row import TIMESTAMP
+from schemas.view import FeatureView
+from streams.batch import RawBatch
+from streams.pipeline import PartitionPipeline
+from streams.sinks.archive import ArchiveWriter
 from streams.sinks.offline import read_features, table_uri
 from tests.support.dying_backfill import STEPS
-from tests.support.history import FILES, N_RECORDS, Place, expected, stored, write_application
+from tests.support.history import FILES, N_RECORDS, TOPIC, Place, expected, stored, write_application
+from tests.support.workbench import T0_MS
 
 
 @pytest.fixture
@@ -172,6 +183,89 @@ def test_another_store_takes_it_beside_the_one_that_is_there(place: Place) -> No
     assert DeltaTable(table_uri(place.delta, view)).version() == 2
 
 
+def test_late_rows_count_where_they_came_in_a_store_of_their_own(place: Place) -> None:
+    view = place.view
+    made = place.live_rows(view)
+    place.write_live(view, made)
+    folded, other = with_late(view, 600_000_000), place.directory / "other"
+    options = ("--with-late", "10m", "--into", str(other))
+    place.kill(*options, step="state", times=5)
+    done = place.backfill(*options)
+    assert stored(other, folded) == expected(folded, place.live_rows(folded))
+    assert set(done["dead_letters"]) == {"decode_error"}
+    assert (done["definition_hash"], done["allowed_lateness"]) == (folded.definition_hash, "10m")
+    counted = {(row["source_partition"], row["source_offset"]) for row in stored(other, folded)}
+    assert len(counted) == 2 * N_RECORDS - done["dead_letters"]["decode_error"]
+    before = {(row["source_partition"], row["source_offset"]) for row in expected(view, made) if row["pane"] == "EARLY"}
+    assert before < counted
+    assert place.backfill(*options)["rows_added"] == 0
+    assert stored(place.delta, view) == expected(view, made)
+    plain = place.run("--into", str(other))
+    assert (plain.code, "has definition" in plain.err) == (1, True)
+
+
+def test_a_late_row_that_was_sent_again_counts_once(place: Place) -> None:
+    view = place.view
+    late = [letter for letters in dead_letters(place, view) for letter in letters if letter["reason"] == "late"]
+    copies = []
+    for number, letter in enumerate(late):
+        batch = place.batches[letter["_partition"]][letter["_offset"] // (N_RECORDS // FILES)]
+        at = letter["_offset"] - int(batch.offsets[0])
+        headers = [("headrace.redriven", b"1"), ("headrace.views", b"activity"), ("headrace.late_for", b"activity")]
+        copies.append((batch.partition, number, batch.values[at], headers))
+    for partition in place.batches:
+        mine = [copy for copy in copies if copy[0] == partition]
+        ArchiveWriter(place.delta).write(
+            RawBatch(
+                topic=TOPIC,
+                partition=partition,
+                offsets=np.arange(N_RECORDS, N_RECORDS + len(mine)),
+                broker_time_us=np.full(len(mine), (T0_MS + N_RECORDS * 1_000) * 1_000),
+                keys=[None] * len(mine),
+                values=[value for *_, value, _ in mine],
+                headers=[headers for *_, headers in mine],
+                next_offset=N_RECORDS + len(mine),
+            )
+        )
+    folded, other = with_late(view, 1_200_000_000), place.directory / "other"
+    done = place.backfill("--with-late", "20m", "--into", str(other))
+    assert done["copies"] == len(late) > 10
+    assert stored(other, folded) == expected(folded, place.live_rows(folded))
+    plain = place.backfill()
+    assert plain["copies"] == 0
+    assert plain["dead_letters"]["late"] == 2 * len(late)
+
+
+def test_training_sets_take_what_was_late_from_its_own_store(place: Place) -> None:
+    other = place.directory / "other"
+    place.backfill("--with-late", "10m", "--into", str(other))
+    labels = pa.table({"user_id": ["u0-0"], "at": pa.array([(T0_MS + 300_000) * 1_000], TIMESTAMP)})
+    pq.write_table(labels, place.directory / "labels.parquet")
+    arguments = [str(place.directory / name) for name in ("labels.parquet", "set.parquet")]
+    settings = {"HEADRACE_DELTA": str(other)}
+    command = "training-set --view activity --time at --json"
+    refused = place.run(*arguments, command=command, settings=settings)
+    assert (refused.code, "has definition" in refused.err) == (1, True)
+    made = place.run(*arguments, "--with-late", "10m", command=command, settings=settings)
+    assert made.code == 0, made.err
+    (manifest,) = json.loads(made.out)["views"]
+    assert manifest["definition_hash"] == with_late(place.view, 600_000_000).definition_hash
+    assert manifest["status_shares"]["present"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--with-late", "10m"], "expected `--into` with another root"),
+        (["--with-late", "10s", "--into", "other"], "it waits for those itself"),
+        (["--with-late", "late", "--into", "other"], "`--with-late` is 'late'"),
+    ],
+)
+def test_late_rows_that_cannot_be_folded_in_are_refused(place: Place, arguments: list[str], said: str) -> None:
+    done = place.run(*arguments)
+    assert (done.code, said in done.err) == (2, True), done.err
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -209,3 +303,15 @@ def _bare(directory: Path) -> Place:
     place = Place.__new__(Place)
     place.directory, place.delta = directory, directory / "delta"
     return place
+
+
+def dead_letters(place: Place, view: FeatureView) -> list[list[dict[str, Any]]]:
+    """What the live path rejects, by partition."""
+    found = []
+    for partition, batches in place.batches.items():
+        pipeline = PartitionPipeline(view.sources[0], [view], partition=partition)
+        made = [
+            pipeline.process(batch, processing_time_us=0, computed_time_us=1, epoch=1).dead_letters for batch in batches
+        ]
+        found.append([{**row, "_partition": partition} for row in pa.concat_tables(made).to_pylist()])
+    return found

@@ -15,6 +15,8 @@ import pytest
 from infra.local.process import ProcessIdentity
 from jobs.application import load_application
 from jobs.consumer_group import is_caught_up
+from offline.late import with_late
+from schemas.time import parse_duration_us
 from schemas.view import FeatureView
 from streams.sinks.offline import OfflineWriter, read_features
 from tests.support.kafka import TIMEOUT_S
@@ -50,8 +52,11 @@ class Store:
             )
 
     def backfill(self, *arguments: str) -> dict[str, Any]:
+        return self.headrace("backfill", self.view.name, *arguments)
+
+    def headrace(self, *arguments: str) -> dict[str, Any]:
         done = subprocess.run(
-            [sys.executable, "-m", "jobs.cli", "backfill", self.view.name, "--json", *arguments],
+            [sys.executable, "-m", "jobs.cli", *arguments, "--json"],
             env=self.bench.environment(),
             cwd=self.bench.directory,
             capture_output=True,
@@ -125,6 +130,38 @@ def test_archive_and_topic_give_the_rows_that_the_live_path_wrote(store: Store, 
         assert store.content(other) == live
         assert done["rows_added"] == len(live)
     assert store.backfill()["rows_added"] == 0, "all of it is there"
+
+
+@pytest.mark.parametrize("key", ["user_id", ""])
+def test_late_rows_count_once_where_they_came_though_they_were_sent_again(store: Store, key: str) -> None:
+    bench = store.bench
+    bench.define("a", source=f'key="{key}", idle_timeout="1s"')
+    bench.start()
+    store.start_offline()
+    for partition in range(N_PARTITIONS):
+        bench.send_values(events(300, partition=partition), partition)
+    n_sent, n_broken = sum(bench.sent.values()), N_PARTITIONS
+
+    def late() -> int:
+        return sum(facts["headrace.reason"] == b"late" for facts in bench.dead())
+
+    bench.until(lambda: len(bench.as_of("a")) + len(bench.dead()) == n_sent, "each event is in a row or a dead letter")
+    n_late = late()
+    assert n_late > 10
+    store.headrace("dlq", "redrive", "--reason", "late")
+    bench.until(lambda: late() == 2 * n_late, "they are late again")
+    bench.stop()
+    store.drain()
+    store.stop_offline()
+    other = bench.directory / "other"
+    done = store.backfill("--with-late", "all", "--into", str(other))
+    assert done["copies"] == n_late
+    assert set(done["dead_letters"]) <= {"decode_error"}  # on a repartition topic there are none
+    folded = with_late(store.view, parse_duration_us(done["allowed_lateness"], field="allowed_lateness"))
+    rows = read_features(other, folded).to_pylist()
+    counted = Counter((row["source_partition"], row["source_offset"]) for row in rows if row["pane"] == "EARLY")
+    assert set(counted.values()) == {1}
+    assert len(counted) == n_sent - n_broken
 
 
 @pytest.mark.parametrize("are_live_rows_stored", [True, False])

@@ -2,10 +2,11 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from streams.agents.dead_letter import write_dead_letter
-from streams.dead_letter import DeadLetter, addressed_views, find_addressed, marked, read_dead_letters
+from streams.dead_letter import DeadLetter, addressed_views, find_addressed, find_late, marked, read_dead_letters
 from tests.support.transport import make_batch
 
 
@@ -34,7 +35,7 @@ async def written(headers: Any = None, *, view: str | None = None, reason: str =
 
 async def again(letter: DeadLetter, *, view: str | None = None) -> DeadLetter:
     """The letter that is written when a row is sent again and rejected again."""
-    headers = marked(letter, headers=letter.headers, views=letter.addressed)
+    headers = marked(letter, headers=letter.headers, views=letter.addressed, late_for=letter.late_for)
     return await written(headers, view=view, offset=letter.place[2] + 100)
 
 
@@ -58,7 +59,7 @@ async def test_a_row_that_is_sent_again_counts_up_and_keeps_its_first_place_and_
         letter = await again(letter)
         assert (letter.n_redriven, letter.origin) == (turn, "t-3-7")
         assert letter.headers[0] == ("trace", b"1")
-        assert len(letter.headers) == 3
+        assert [name for name, _ in letter.headers] == ["trace", "headrace.redriven", "headrace.origin"]
     assert letter.place == ("t", 3, 307)
 
 
@@ -78,6 +79,22 @@ async def test_a_row_that_every_view_rejected_is_meant_for_all() -> None:
 
 async def test_a_producer_cannot_address_views_by_the_mark_of_a_row_that_was_never_sent_again() -> None:
     assert (await written([("headrace.views", b"b")])).addressed is None
+
+
+async def test_a_row_that_a_view_was_late_for_says_so_from_then_on() -> None:
+    first = await written(view="a")
+    assert first.late_for == {"a"}
+    headers = marked(first, headers=first.headers, views=first.addressed, late_for=first.late_for)
+    assert find_late(np.array([9]), [headers]) == {9: {"a"}}
+    second = await written(headers, view="a", reason="overflow")
+    assert second.late_for == {"a"}
+    assert (await written(view="a", reason="overflow")).late_for == set()
+    assert (await written([("headrace.late_for", b"b")], view="a", reason="overflow")).late_for == set()
+
+
+def test_rows_that_were_not_sent_again_for_being_late_are_not_found_among_those_that_were() -> None:
+    headers = [None, [("headrace.views", b"a")], [("headrace.late_for", b"a,b")]]
+    assert find_late(np.array([1, 2, 5]), headers) == {5: {"a", "b"}}
 
 
 @pytest.mark.parametrize("count", [b"x", b"", b"-1", b"9" * 20, None])
