@@ -1,4 +1,4 @@
-"""The scoring role, put together: the champion of the rollout, its ladder, and what they read."""
+"""The scoring role, put together: the versions of the rollout, the ladder below, and what they read."""
 
 import time
 
@@ -8,17 +8,20 @@ from numpy.typing import NDArray
 
 from jobs.application import Application
 from jobs.settings import Settings
-from offline.card import ModelCard, load_card, versions
+from offline.card import ModelCard, load_card
+from offline.card import versions as versions_held
 from schemas.errors import ConfigError
 from schemas.model import ModelSpec, ServedVersion
 from streams.agents.scoring import ScoringWorker
+from streams.inference.follower import RolloutFollower
 from streams.inference.guard import GuardedModel
 from streams.inference.linear import LinearModel
 from streams.inference.rollout_log import RolloutLog
 from streams.inference.scorer import Scorer
-from streams.inference.served_model import LightRung, ServedModel
+from streams.inference.served_model import LightRung
 from streams.inference.triton import TritonModel
 from streams.inference.vector import VectorReader
+from streams.inference.versions import OpenVersion, Versions
 from streams.lineage.openlineage import LineageEmitter
 from streams.observability.metrics import Metrics
 from streams.sinks.online import OnlineReader
@@ -40,21 +43,30 @@ def compose_scoring(
             contract.
         ServiceError: The topic of the rollout cannot be read.
     """
-    brokers = settings.address("kafka")
+    brokers, triton = settings.address("kafka"), settings.address("triton")
     with RolloutLog(brokers, model) as log:
         entry = log.begin(lambda: _newest(model, settings), now_us=time.time_ns() // 1_000)
-    card = version_card(model, settings, entry.state.champion)
-    server = TritonModel(model, card.served_version, url=settings.address("triton"), golden=card.golden_rows)
-    guard = GuardedModel(model.name, server, probe=_probe(card), timeout_s=model.rungs.timeout_us / 1e6)
-    served = ServedModel(model, card.served_version, model=guard, light=_light_model(model, settings))
+        seen = log.view.seen_by(worker_id)
+
+    def open_version(served: ServedVersion) -> OpenVersion:
+        card = version_card(model, settings, served)
+        server = TritonModel(model, served, url=triton, golden=card.golden_rows)
+        name, timeout_s = f"{model.name} version {served.version}", model.rungs.timeout_us / 1e6
+        guard = GuardedModel(name, server, probe=_probe(card), timeout_s=timeout_s)
+        return OpenVersion(model=guard, connect=server.connect, close=server.close)
+
+    versions = Versions(model, open_version=open_version, light=_light_model(model, settings))
     reader = OnlineReader(settings.address("redis"))
-    scorer = Scorer(served, vectors=VectorReader(model, views=application.views, reader=reader))
+    scorer = Scorer(
+        versions.arms(entry, seen=seen), vectors=VectorReader(model, views=application.views, reader=reader)
+    )
+    follower = RolloutFollower(RolloutLog(brokers, model), scorer=scorer, versions=versions, worker=worker_id)
     return ScoringWorker(
         model,
-        card.served_version,
         view=application.views[model.trigger.name],
         scorer=scorer,
-        connect=server.connect,
+        connect=follower.connect,
+        follow=follower.run,
         application=application.name,
         brokers=brokers,
         worker_id=worker_id,
@@ -78,7 +90,7 @@ def version_card(model: ModelSpec, settings: Settings, wanted: ServedVersion) ->
         f"good, stop the scoring workers and delete topic {model.rollout_topic}: the next one begins with the newest "
         "version"
     )
-    if number not in (held := versions(repository, model.name)):
+    if number not in (held := versions_held(repository, model.name)):
         msg = f"{where}, expected it in {repository}, which holds versions {held}; {remedy}"
         raise ConfigError(msg)
     card = load_card(repository, model.name, number)

@@ -36,6 +36,7 @@ from offline.card import MAX_BATCH_SIZE, MODEL_FILE, load_card
 from offline.export import run_classifier
 from schemas.errors import InferenceError, ServiceError
 from schemas.view import FeatureView
+from streams.inference.arms import Arms
 from streams.inference.guard import GuardedModel
 from streams.inference.score_table import encode_scores
 from streams.inference.scorer import Scorer
@@ -118,7 +119,7 @@ async def _measure(settings: Settings, port: int, model: bytes, *, quick: bool, 
         model_timeout_s = LATE_ARRIVAL.rungs.timeout_us / 1e6
         guard = GuardedModel(LATE_ARRIVAL.name, server, probe=card.golden_rows.features[:1], timeout_s=model_timeout_s)
         served = ServedModel(LATE_ARRIVAL, card.served_version, model=guard)
-        scorer, client = Scorer(served, vectors=vectors), InferenceServerClient(triton)
+        scorer, client = Scorer(Arms.of(served), vectors=vectors), InferenceServerClient(triton)
         rows = _rows(airport_departures, _ROWS)
         matrix = (await vectors.read(rows)).matrix
         expected = run_classifier(model, matrix)
@@ -128,7 +129,7 @@ async def _measure(settings: Settings, port: int, model: bytes, *, quick: bool, 
                     tell(f"round {number + 1}")
                 await _round(times, scorer, client, endpoint, rows=rows, matrix=matrix, expected=expected)
         await client.close()
-        await scorer.close()
+        await served.close()
     return times
 
 

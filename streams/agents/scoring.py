@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from schemas.errors import InferenceTimeoutError, InferenceUnavailableError, SinkUnavailableError
-from schemas.model import ModelSpec, ServedVersion
+from schemas.model import ModelSpec
 from schemas.score import LATENCY_STAGES
 from schemas.view import FeatureView
 from streams.agents.dead_letter import write_dead_letter
@@ -65,10 +65,10 @@ class ScoringWorker:
 
     Args:
         model: The model's contract.
-        served: The version that scores.
         view: Its trigger view.
         scorer: Turns rows into scores.
         connect: Makes the model server ready; called before the first row.
+        follow: Follows the model's rollout until cancelled, given what tells whether this worker judges it.
         application: Name of the application, part of the consumer group's and the transactional id.
         brokers: Kafka bootstrap servers.
         worker_id: Stable name of this worker among those of its role.
@@ -81,11 +81,11 @@ class ScoringWorker:
     def __init__(
         self,
         model: ModelSpec,
-        served: ServedVersion,
         *,
         view: FeatureView,
         scorer: Scorer,
         connect: Callable[[], Awaitable[None]],
+        follow: Callable[[Callable[[], bool]], Awaitable[None]],
         application: str,
         brokers: str,
         worker_id: str,
@@ -95,10 +95,10 @@ class ScoringWorker:
         delivery: Delivery = Delivery.EXACTLY_ONCE,
     ) -> None:
         self._model = model
-        self._served = served
         self._view = view
         self._scorer = scorer
         self._connect = connect
+        self._follow_rollout = follow
         self._metrics = metrics
         self._lineage = lineage
         self._batcher = self._new_batcher()
@@ -137,6 +137,7 @@ class ScoringWorker:
         )
         consume(self.app, view.topic, self._handle, lock=self._scoring)
         self.app.task(self._score_when_due)
+        self.app.task(self._follow)
 
     async def _begin(self) -> None:
         async with self._scoring, self._lock:
@@ -188,6 +189,16 @@ class ScoringWorker:
                         await self._score_unless_released([batch])
         except Exception as exc:
             logger.exception("scoring failed")
+            await fail(self.app, exc)
+            raise
+
+    async def _follow(self) -> None:
+        # One worker judges a rollout: whoever has this partition, which is always somebody's.
+        judged_with = (self._view.topic, 0)
+        try:
+            await self._follow_rollout(lambda: judged_with in self.app.consumer.poller.assignment)
+        except Exception as exc:
+            logger.exception("following the rollout failed")
             await fail(self.app, exc)
             raise
 
@@ -271,6 +282,8 @@ class ScoringWorker:
 
     def _tell_lineage(self, batches: Sequence[MicroBatch[_Chunk]], made: Sequence[Scored], *, started_us: int) -> None:
         scores: Counter[int] = Counter()
+        found = {version for scored in made for version in pc.unique(scored.scores["model_version"]).to_pylist()}
+        versions = ", ".join(sorted(found, key=int)) or self._scorer.arms.entry.state.champion.version
         for batch, scored in zip(batches, made, strict=True):
             for span in batch.spans:
                 first, last = np.searchsorted(scored.scored_rows, [span.start, span.start + span.n_rows])
@@ -284,7 +297,7 @@ class ScoringWorker:
                     rows=len(chunk.batch),
                     scores=scores[id(chunk)],
                     started_us=started_us,
-                    model_version=self._served.version,
+                    model_version=versions,
                 )
 
     async def _commit(self, offsets: Mapping[Partition, int]) -> None:

@@ -87,6 +87,11 @@ class View:
         of_now = [tallies for generation, tallies in self.seen.values() if generation == self.entry.generation]
         return merged(tallies[version.version] for tallies in of_now if version.version in tallies)
 
+    def seen_by(self, worker: str) -> dict[str, Tally]:
+        """What a worker has seen of each version since the present state began; nothing where it has posted nothing."""
+        generation, tallies = self.seen.get(worker, (0, {}))
+        return tallies if self.entry is not None and generation == self.entry.generation else {}
+
     def take(self, key: bytes, value: bytes | None) -> None:
         """Take a record; one that is taken back, or of a worker whose evidence nobody can read, counts for nothing."""
         if key == _STATE:

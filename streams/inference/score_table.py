@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from schemas.model import ModelSpec, ServedVersion, ViewReference
+from schemas.model import ModelSpec, ViewReference
 from schemas.score import Arm
 from schemas.text_time import with_text_times
 from streams.inference.answer import NOBODY, SERVED_BY, Answers
@@ -16,6 +16,7 @@ from streams.inference.lookup import ViewValues
 from streams.inference.vector import FeatureVectors
 from streams.wire import encode_rows
 
+_ARMS = pa.array([str(Arm.CHAMPION), str(Arm.CANARY)])
 _SERVED_BY = pa.array([str(served_by) for served_by in SERVED_BY])
 
 
@@ -25,8 +26,6 @@ def make_scores(
     answers: Answers,
     *,
     schema: pa.Schema,
-    served: ServedVersion,
-    arm: Arm,
     latency: Mapping[str, Any],
 ) -> pa.Table:
     """Make the score of each row; null in `served_by` where nobody has answered it.
@@ -36,21 +35,17 @@ def make_scores(
         vectors: The rows.
         answers: Their answers.
         schema: :func:`schemas.score.score_row_schema`.
-        served: The version that answered, or in whose place a lower rung did.
-        arm: In which role.
         latency: Milliseconds by stage, a number or ``(n_rows,)`` each.
     """
     rows, n_rows = vectors.rows, len(vectors)
-    constants = {
-        "model": spec.name,
-        "model_version": served.version,
-        "model_sha256": served.sha256,
-        "arm": str(arm),
-    }
+    version_of = pa.array(answers.version_of)
     columns: dict[str, Any] = {
         "request_id": rows["request_id"],
         "entity": rows[spec.entity].cast(pa.string()),
-        **{name: pa.repeat(value, n_rows) for name, value in constants.items()},
+        "model": pa.repeat(spec.name, n_rows),
+        "model_version": pa.array([served.version for served in answers.versions]).take(version_of),
+        "model_sha256": pa.array([served.sha256 for served in answers.versions]).take(version_of),
+        "arm": _ARMS.take(pa.array(answers.is_canary.astype(np.int8))),
         "served_by": _SERVED_BY.take(pa.array(answers.served_by, mask=answers.served_by == NOBODY)),
         **{name: pa.array(values) for name, values in answers.columns.items()},
         "event_time": rows["event_time"],

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from schemas.row import Pane, Reason
 from schemas.score import score_row_schema
 from streams.inference.answer import NOBODY
+from streams.inference.arms import Arms
 from streams.inference.score_table import ages_us, latency_of, make_scores
-from streams.inference.served_model import ServedModel
 from streams.inference.vector import VectorReader
 
 logger = logging.getLogger(__name__)
@@ -58,23 +58,32 @@ class Scorer:
     """Scores rows of one model's trigger view.
 
     Args:
-        model: The version that scores, with its ladder.
+        arms: Who answers whom.
         vectors: Reads its feature vectors.
         clock_ns: Monotonic clock, for latencies.
     """
 
     def __init__(
         self,
-        model: ServedModel,
+        arms: Arms,
         *,
         vectors: VectorReader,
         clock_ns: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
-        self._spec = model.spec
-        self._model = model
+        self._spec = arms.spec
+        self._arms = arms
         self._vectors = vectors
         self._clock_ns = clock_ns
-        self._schema = score_row_schema(model.spec)
+        self._schema = score_row_schema(arms.spec)
+
+    @property
+    def arms(self) -> Arms:
+        """Who answers whom at present."""
+        return self._arms
+
+    def use(self, arms: Arms) -> None:
+        """Have others answer from the next batch on; those that are under way end on the present ones."""
+        self._arms = arms
 
     async def score(self, rows: pa.Table, *, now_us: int, on_failure: Callable[[str], None] = lambda _: None) -> Scored:
         """Score the as-of rows among ``rows``; safe to repeat.
@@ -105,7 +114,7 @@ class Scorer:
         began_ns = self._clock_ns()
         vectors = await self._vectors.read(asked, failed=lambda: on_failure("redis"))
         read_ns = self._clock_ns()
-        answers = await self._model.answer(
+        answers = await self._arms.answer(
             vectors, is_shed=self._too_old(asked, now_us=now_us), failed=lambda: on_failure("triton")
         )
         ended_ns = self._clock_ns()
@@ -119,8 +128,6 @@ class Scorer:
             vectors,
             answers,
             schema=self._schema,
-            served=self._model.served,
-            arm=self._model.arm,
             latency=latency,
         )
         if answers.faults:
@@ -142,10 +149,6 @@ class Scorer:
             inference_ms=inference_ms,
             fallen=answers.fallen,
         )
-
-    async def close(self) -> None:
-        """End what goes on aside."""
-        await self._model.close()
 
     def _too_old(self, rows: pa.Table, *, now_us: int) -> NDArray[np.bool_] | None:
         shed_after_us = self._spec.rungs.shed_after_us

@@ -8,7 +8,7 @@ that row with something that is no score.
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import numpy as np
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from schemas.errors import HeadraceError, InferenceTimeoutError, InferenceUnavailableError
 from schemas.model import ModelSpec, ServedVersion
-from schemas.score import Arm, ServedBy
+from schemas.score import ServedBy
 from streams.inference.answer import NOBODY, Answers, Columns, read_outputs
 from streams.inference.guard import GuardedModel
 from streams.inference.recent import AnswerCache
@@ -63,7 +63,6 @@ class ServedModel:
         spec: The model's contract.
         served: The version.
         model: The version, asked only while it answers.
-        arm: In which role it scores.
         light: The light model, in the order in which its places are tried; each is asked only where the one before it
             does not answer.
         clock_us: The time, for the age of recent answers.
@@ -75,13 +74,11 @@ class ServedModel:
         served: ServedVersion,
         *,
         model: GuardedModel,
-        arm: Arm = Arm.CHAMPION,
         light: Sequence[LightRung] = (),
         clock_us: Callable[[], int] = lambda: time.monotonic_ns() // 1_000,
     ) -> None:
         self.spec = spec
         self.served = served
-        self.arm = arm
         self._model = model
         self._light = list(light)
         self._cache = None if spec.rungs.cache is None else AnswerCache(spec.rungs.cache)
@@ -92,13 +89,15 @@ class ServedModel:
         self,
         vectors: FeatureVectors,
         *,
+        rows: Rows | None = None,
         is_shed: NDArray[np.bool_] | None = None,
         failed: Callable[[], None] = lambda: None,
     ) -> Answers:
         """Answer rows.
 
         Args:
-            vectors: The rows.
+            vectors: The batch.
+            rows: The rows of it to answer, rising, at least one; all where it is left out.
             is_shed: ``(n_rows,)``, rows that are too old to wait for the model; none where it is left out.
             failed: Told of each call of a server that fails.
 
@@ -113,12 +112,12 @@ class ServedModel:
         """
         self._start()
         n_rows = len(vectors)
-        answers = Answers.empty(self.spec, n_rows=n_rows)
-        asked = np.arange(n_rows)
-        if is_shed is not None and is_shed.any():
-            await self._descend(answers, np.flatnonzero(is_shed), vectors, cause=Cause.OVERLOAD, failed=failed)
+        answers = Answers.empty(self.spec, self.served, n_rows=n_rows)
+        asked = rows = np.arange(n_rows) if rows is None else rows
+        if is_shed is not None and is_shed[rows].any():
+            await self._descend(answers, rows[is_shed[rows]], vectors, cause=Cause.OVERLOAD, failed=failed)
             # Where no rung answers what is shed, it waits for the model all the same: nothing is lost.
-            asked = np.flatnonzero(answers.served_by == NOBODY)
+            asked = rows[answers.served_by[rows] == NOBODY]
         if not asked.size:
             return answers
         matrix = vectors.matrix if asked.size == n_rows else vectors.matrix[asked]
@@ -129,7 +128,7 @@ class ServedModel:
             is_slow = isinstance(exc, InferenceTimeoutError)
             cause = Cause.BREAKER if was_open else Cause.TIMEOUT if is_slow else Cause.ERROR
             await self._descend(answers, asked, vectors, cause=cause, failed=failed)
-            if (answers.served_by == NOBODY).any():
+            if (answers.served_by[rows] == NOBODY).any():
                 raise
             return answers
         if not faults:
@@ -140,7 +139,7 @@ class ServedModel:
         answers.put(asked[is_valid], {n: values[is_valid] for n, values in columns.items()}, by=ServedBy.MODEL)
         await self._descend(answers, asked[~is_valid], vectors, cause=Cause.INVALID_OUTPUT, failed=failed)
         told = {int(asked[row]): fault for row, fault in faults.items()}
-        return Answers(columns=answers.columns, served_by=answers.served_by, faults=told, fallen=answers.fallen)
+        return replace(answers, faults=told)
 
     async def close(self) -> None:
         """End what goes on aside."""

@@ -58,7 +58,7 @@ class ScoreWriter:
     async def write(
         self, scores: Sequence[bytes | None], *, offsets: Sequence[int], model: ModelSpec, keep_us: int
     ) -> WriteResult:
-        """Store the newest score of each entity; shadow and canary scores answer nobody.
+        """Store the newest score of each entity, be it a canary's: it has no other. Shadow scores answer nobody.
 
         Args:
             scores: Scores as they stand on the model's topic.
@@ -78,7 +78,7 @@ class ScoreWriter:
             if entity is None or time_us is None or score is None:
                 msg = f"offset {offset} of {model.topic} has no `entity` or `event_time`, expected a score"
                 raise DecodeError(msg)
-            if arm == Arm.CHAMPION:
+            if arm != Arm.SHADOW:
                 newest[entity] = max(newest.get(entity, (time_us, -1, b"")), (time_us, offset, score))
         if not newest:
             return WriteResult(written=0, superseded=len(scores))

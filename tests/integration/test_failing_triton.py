@@ -13,6 +13,7 @@ import pytest
 from infra.local.services import LocalServices
 from schemas.ladder import Ladder, RecentAnswers, Rule
 from schemas.model import ModelSpec, ServedVersion
+from streams.inference.arms import Arms
 from streams.inference.guard import GuardedModel
 from streams.inference.scorer import Scored, Scorer
 from streams.inference.served_model import ServedModel
@@ -81,9 +82,8 @@ async def scorer(services: LocalServices) -> AsyncIterator[Scorer]:
         await server.connect()
         guard = GuardedModel("failing", server, probe=probe, timeout_s=2.0, pause_s=0.2)
         served = ServedModel(SPEC, SERVED, model=guard)
-        made = Scorer(served, vectors=VectorReader(SPEC, views=VIEWS, reader=FakeReader()))
-        yield made
-        await made.close()
+        yield Scorer(Arms.of(served), vectors=VectorReader(SPEC, views=VIEWS, reader=FakeReader()))
+        await served.close()
 
 
 async def score(scorer: Scorer, *distances: float) -> Scored:

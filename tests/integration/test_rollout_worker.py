@@ -11,8 +11,9 @@ from jobs.scoring import version_card
 from jobs.settings import Settings
 from schemas.errors import ConfigError
 from schemas.model import ServedVersion
+from streams.inference.rollout import belongs_to_candidate
 from tests.support.kafka import TIMEOUT_S
-from tests.support.model_versions import GOOD, SHIFTED, probability, write_model_version
+from tests.support.model_versions import GOOD, SHIFTED, SIMILAR, probability, write_model_version
 from tests.support.scoring_bench import ScoringBench
 
 NAMES = iter(f"followed_{number}" for number in range(100))
@@ -68,3 +69,40 @@ def test_a_worker_without_the_champion_is_told_and_scores_nothing(bench: Scoring
     settings = Settings.from_environment({**os.environ, **bench.environment})
     with pytest.raises(ConfigError, match=r"has version 7 of model .*, expected it in .*, which holds versions \[1\];"):
         version_card(bench.spec, settings, ServedVersion(version="7", sha256="ab" * 32))
+
+
+def trial(*, share: float = 0.5, **limits: str) -> list[str]:
+    """Options of a canary whose steps end as soon as there are enough rows."""
+    wanted = {"share": str(share), "window": "1ms", "min-rows": "50", "max-slowdown": "1000"} | limits
+    return [part for name, value in wanted.items() for part in (f"--{name.replace('_', '-')}", value)]
+
+
+def test_a_canary_scores_its_share_always_the_same_entities_and_by_whichever_worker(bench: ScoringBench) -> None:
+    champion = write_model_version(bench.repository, bench.spec, 1, GOOD)
+    bench.start("a", "b")
+    bench.send(DISTANCES)
+    bench.drain()
+    candidate = write_model_version(bench.repository, bench.spec, 2, SIMILAR)
+    bench.models("load", "2")
+    begun = bench.models("canary", "2", *trial(share=0.3, window="1h"), "--hold")
+    bench.until_followed(begun["generation"])
+    entities = [f"e{number}" for number in range(len(DISTANCES))]
+    for _ in range(3):
+        bench.send(DISTANCES, entities=entities)
+    bench.send(DISTANCES[::-1], entities=entities[::-1])
+    bench.drain()
+    before, *rounds = (bench.scores()[start : start + len(DISTANCES)] for start in range(0, bench.sent, len(DISTANCES)))
+    assert {(score["arm"], score["model_version"]) for score in before} == {("champion", "1")}
+    with bench.rollout() as log:
+        state = log.read().entry.state
+    is_canary = belongs_to_candidate(state, entities)
+    assert 0.15 < is_canary.mean() < 0.45
+    shas = {"1": champion.sha256, "2": candidate.sha256}
+    for scored in rounds:
+        for score in scored:
+            belongs = is_canary[int(score["entity"][1:])]
+            assert (score["arm"], score["model_version"]) == (("canary", "2") if belongs else ("champion", "1"))
+            assert score["model_sha256"] == shas[score["model_version"]]
+            assert score["served_by"] == "model"
+    bench.until(lambda: bench.seen("2") == 4 * int(is_canary.sum()), "both workers have told what they have seen")
+    assert bench.seen("1") == 4 * int((~is_canary).sum())

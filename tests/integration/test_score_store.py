@@ -71,10 +71,11 @@ async def test_of_two_scores_of_one_event_the_later_one_stands(redis_url: str, p
     assert (await read(redis_url, prefix)).score["late_probability"] == 0.3
 
 
-async def test_shadows_and_canaries_answer_nobody(redis_url: str, prefix: str) -> None:
-    result = await write(redis_url, prefix, [score(arm="shadow"), score(arm="canary")])
-    assert result == WriteResult(written=0, superseded=2)
+async def test_a_shadow_answers_nobody_and_a_canary_those_that_it_scores(redis_url: str, prefix: str) -> None:
+    result = await write(redis_url, prefix, [score(arm="shadow"), score("UA2", arm="canary", probability=0.7)])
+    assert result == WriteResult(written=1, superseded=1)
     assert (await read(redis_url, prefix)).status is Status.MISSING
+    assert (await read(redis_url, prefix, "UA2")).score["late_probability"] == 0.7
 
 
 async def test_age_is_judged_at_the_read(redis_url: str, prefix: str) -> None:

@@ -16,6 +16,7 @@ from schemas.ladder import NO_LADDER
 from schemas.model import ModelInput, ModelOutput, ModelSpec, ServedVersion, ViewReference
 from schemas.source import EventSource
 from schemas.view import FeatureView
+from streams.inference.arms import Arms
 from streams.inference.guard import GuardedModel
 from streams.inference.scorer import Scorer
 from streams.inference.served_model import ServedModel
@@ -247,4 +248,4 @@ def make_scorer(
     probe = np.zeros((1, len(spec.inputs)), dtype=np.float32)
     guard = GuardedModel(spec.name, model, probe=probe, timeout_s=5.0, pause_s=0.01, sleep=sleep)
     vectors = VectorReader(spec, views=VIEWS, reader=reader or FakeReader(), sleep=sleep)
-    return Scorer(ServedModel(spec, served, model=guard), vectors=vectors)
+    return Scorer(Arms.of(ServedModel(spec, served, model=guard)), vectors=vectors)

@@ -160,5 +160,15 @@ class ScoringBench:
         assert not list(read_topic(self.kafka, self.spec.dead_letter_topic))
         return found
 
+    def until_followed(self, generation: int) -> None:
+        """Wait until all workers score by a generation."""
+        told = f"generation {generation} of the rollout"
+        self.until(lambda: all(told in self.log(name) for name in self.workers), told)
+
+    def seen(self, version: str) -> int:
+        """Rows that the workers have told to have given a version since the present generation began."""
+        rows: int = self.models("status")["versions"][version]["rows"]
+        return rows
+
     def rollout(self) -> RolloutLog:
         return RolloutLog(self.kafka, self.spec)

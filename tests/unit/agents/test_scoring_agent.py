@@ -1,6 +1,6 @@
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +14,6 @@ from streams.observability.metrics import Metrics
 from streams.wire import encode_rows
 from tests.support.feature_rows import T0_US
 from tests.support.scoring import (
-    SERVED,
     TRIPS,
     FakeModel,
     by_distance,
@@ -96,12 +95,15 @@ async def worker(model: Gate, monkeypatch: pytest.MonkeyPatch) -> ScoringWorker:
             msg = "no Triton"
             raise InferenceUnavailableError(msg)
 
+    async def follow(_: Callable[[], bool]) -> None:
+        """There is no rollout to follow."""
+
     made = ScoringWorker(
         SPEC,
-        SERVED,
         view=TRIPS,
         scorer=scorer,
         connect=connect,
+        follow=follow,
         application="shop",
         brokers="127.0.0.1:1",
         worker_id="0",

@@ -16,9 +16,10 @@ from schemas.errors import (
     TensorMismatchError,
 )
 from schemas.model import ModelInput, ModelOutput, ModelSpec, ViewReference
-from schemas.score import Arm, score_json_schema, score_row_schema
+from schemas.score import score_json_schema, score_row_schema
 from schemas.text_time import with_text_times
 from schemas.view import FeatureView
+from streams.inference.arms import Arms
 from streams.inference.guard import GuardedModel
 from streams.inference.score_table import encode_scores, with_total_latency
 from streams.inference.scorer import Scored, Scorer
@@ -59,7 +60,6 @@ def make_scorer(
     reader: FakeReader | None = None,
     model: FakeModel | None = None,
     views: Mapping[str, FeatureView] = VIEWS,
-    arm: Arm = Arm.CHAMPION,
 ) -> Scorer:
     ticks = iter(range(0, 10**12, 2_000_000))  # every look at the clock is 2 ms later
     waits: list[float] = []
@@ -69,9 +69,9 @@ def make_scorer(
 
     spec, model = spec or make_spec(), model or FakeModel()
     guard = GuardedModel(spec.name, model, probe=PROBE, timeout_s=5.0, sleep=sleep)
-    served = ServedModel(spec, SERVED, model=guard, arm=arm)
+    served = ServedModel(spec, SERVED, model=guard)
     vectors = VectorReader(spec, views=views, reader=reader or FakeReader(STORED), sleep=sleep)
-    scorer = Scorer(served, vectors=vectors, clock_ns=lambda: next(ticks))
+    scorer = Scorer(Arms.of(served), vectors=vectors, clock_ns=lambda: next(ticks))
     scorer.waits = waits
     return scorer
 
@@ -377,7 +377,7 @@ async def test_scoring_the_same_rows_again_gives_the_same_scores():
 
 async def test_scores_go_onto_the_wire_as_their_published_schema_says():
     spec = make_spec()
-    scored = await make_scorer(spec=spec, arm=Arm.SHADOW).score(make_triggers({}, {"carrier": "ZZ"}), now_us=NOW_US)
+    scored = await make_scorer(spec=spec).score(make_triggers({}, {"carrier": "ZZ"}), now_us=NOW_US)
 
     validator = Draft202012Validator(score_json_schema(spec), format_checker=Draft202012Validator.FORMAT_CHECKER)
     payloads = encode_scores(scored.scores)

@@ -16,7 +16,7 @@ from schemas.errors import ConfigError, InferenceUnavailableError
 from schemas.model import ServedVersion
 from streams.agents import features, scoring
 from streams.inference.rollout import Rollout
-from streams.inference.rollout_log import Entry
+from streams.inference.rollout_log import Entry, View
 from streams.observability.metrics import Metrics
 from tests.support.running import SHIPPED_MODELS
 
@@ -92,7 +92,7 @@ def test_a_worker_joins_the_group_of_its_application_and_role(
         def begin(newest: Callable[[], ServedVersion], **_: Any) -> Entry:
             return Entry(generation=1, state=Rollout(model="late_arrival", champion=newest()))
 
-        yield SimpleNamespace(begin=begin)
+        yield SimpleNamespace(begin=begin, view=View())
 
     monkeypatch.setattr(scoring_role, "RolloutLog", open_log)
     metrics = Metrics(CollectorRegistry())

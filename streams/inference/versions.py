@@ -1,0 +1,140 @@
+"""The versions of a model that a worker has open: generations of a rollout come and go, what they share stays."""
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from schemas.errors import ConfigError, HeadraceError, InferenceUnavailableError
+from schemas.ladder import NO_LADDER
+from schemas.model import ModelSpec, ServedVersion
+from streams.inference.answer import Answers
+from streams.inference.arms import Answering, Arms
+from streams.inference.guard import GuardedModel
+from streams.inference.rollout_log import Entry
+from streams.inference.served_model import LightRung, ServedModel
+from streams.inference.tally import Tally
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class OpenVersion:
+    """A version on the model server.
+
+    Attributes:
+        model: The version, asked only while it answers.
+        connect: Loads it where it is not loaded, warms it up, and proves it by its card.
+        close: Ends the connection.
+    """
+
+    model: GuardedModel
+    connect: Callable[[], Awaitable[None]]
+    close: Callable[[], Awaitable[None]]
+
+
+@dataclass(kw_only=True, eq=False)
+class _Held:
+    """An open version in both roles; recent answers of a champion outlive the steps of a canary."""
+
+    version: OpenVersion
+    champion: ServedModel
+    candidate: ServedModel
+    is_connected: bool = False
+
+
+class Versions:
+    """Makes the arms of each generation; belongs to one event loop.
+
+    Args:
+        spec: The model's contract.
+        open_version: Opens a version, without a call of the server.
+        light: The light model, of whichever champion.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        *,
+        open_version: Callable[[ServedVersion], OpenVersion],
+        light: Sequence[LightRung] = (),
+    ) -> None:
+        self._spec = spec
+        self._untended = replace(spec, ladder=NO_LADDER)
+        self._open_version = open_version
+        self._light = light
+        self._held: dict[ServedVersion, _Held] = {}
+
+    def arms(self, entry: Entry, *, seen: Mapping[str, Tally] | None = None) -> Arms:
+        """Make the arms of a generation, none of whose versions need be connected yet.
+
+        A candidate that cannot be opened here takes part all the same: each of its rows is the champion's, and counts
+        against it.
+
+        Args:
+            entry: The generation.
+            seen: What this worker has seen of each version in it.
+
+        Raises:
+            ConfigError: The champion cannot be opened here.
+        """
+        state = entry.state
+        champion = self._hold(state.champion).champion
+        candidate: Answering | None = None
+        if state.candidate is not None:
+            try:
+                candidate = self._hold(state.candidate).candidate
+            except ConfigError as exc:
+                logger.error("version %s of %s cannot be tried here: %s", state.candidate.version, self._spec.name, exc)
+                candidate = _Absent(served=state.candidate, error=exc)
+        return Arms(entry, champion=champion, candidate=candidate, seen=seen)
+
+    async def connect(self, arms: Arms) -> None:
+        """Connect the versions of a generation that are not connected yet.
+
+        Raises:
+            HeadraceError: The champion cannot be used. A candidate that cannot is told and left as it is: its rows are
+                the champion's, and count against it.
+        """
+        await self._connect(arms.entry.state.champion)
+        candidate = arms.entry.state.candidate
+        if candidate is not None and candidate in self._held:
+            try:
+                await self._connect(candidate)
+            except HeadraceError as exc:
+                logger.error("version %s of %s cannot be tried here: %s", candidate.version, self._spec.name, exc)
+
+    async def close_unused(self, entry: Entry) -> None:
+        """Close the versions that a generation does not name; nothing may be under way with them any more."""
+        state = entry.state
+        for served in self._held.keys() - {state.champion, state.candidate, state.previous}:
+            held = self._held.pop(served)
+            await held.version.model.close()
+            await held.version.close()
+
+    async def _connect(self, served: ServedVersion) -> None:
+        held = self._held[served]
+        if not held.is_connected:
+            await held.version.connect()
+            held.is_connected = True
+
+    def _hold(self, served: ServedVersion) -> _Held:
+        if (held := self._held.get(served)) is None:
+            version = self._open_version(served)
+            held = self._held[served] = _Held(
+                version=version,
+                champion=ServedModel(self._spec, served, model=version.model, light=self._light),
+                candidate=ServedModel(self._untended, served, model=version.model),
+            )
+        return held
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Absent:
+    """A version that this worker cannot have: it never answers."""
+
+    served: ServedVersion
+    error: ConfigError
+
+    async def answer(self, *_: Any, **__: Any) -> Answers:
+        raise InferenceUnavailableError(str(self.error)) from self.error
