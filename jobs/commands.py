@@ -31,6 +31,7 @@ COMMANDS: Final = {
     "topics": _Entry(
         "topics_command", "app", "Run", "Make the topics of the application, and keep them as it wants them."
     ),
+    "keys": _Entry("keys_command", "app", "Run", "Keys of those who send events over HTTP."),
     "backfill": _Entry(
         "backfill",
         "backfill",

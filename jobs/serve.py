@@ -3,6 +3,7 @@
 import logging
 import signal
 import socket
+from functools import partial
 from ipaddress import ip_address
 
 import uvicorn
@@ -16,7 +17,12 @@ from streams.observability.health import Health
 from streams.observability.serving import ServingMetrics
 from streams.serving.api import make_api
 from streams.serving.event_admission import make_admissions
-from streams.serving.event_intake import EventIntake
+from streams.serving.event_intake import MAX_BATCH_EVENTS, EventIntake
+from streams.serving.gate import Gate
+from streams.serving.once import Once
+from streams.serving.producer_key import Rate
+from streams.serving.producer_store import ProducerStore
+from streams.serving.sent import find_sent
 from streams.serving.store import AsyncOnlineStore
 from streams.transport.event_producer import EventProducer
 
@@ -78,14 +84,17 @@ def run_server(
 
 
 def _intake(application: Application, settings: Settings, *, metrics: ServingMetrics) -> EventIntake | None:
-    """Make what takes events; None where no Kafka is named, or anybody could send them."""
-    if not _is_loopback(settings.http_address):
-        logger.warning(
-            "worker serve: HEADRACE_HTTP_ADDRESS is %s, which is not loopback, so the API takes no events: it does not "
-            "ask yet who sends them",
-            settings.http_address,
+    """Make what takes events; None where no Kafka is named.
+
+    Raises:
+        ConfigError: Anybody could send them.
+    """
+    if settings.is_open_to_events and not _is_loopback(settings.http_address):
+        msg = (
+            f"HEADRACE_OPEN_EVENTS is set and HEADRACE_HTTP_ADDRESS is {settings.http_address}, expected a loopback "
+            "address, since anybody there could send events; unset it, and give producers keys (`headrace keys create`)"
         )
-        return None
+        raise ConfigError(msg)
     brokers = settings.addresses().get("kafka")
     if brokers is None:
         logger.info("worker serve: no Kafka is named or runs here, so the API takes no events")
@@ -93,7 +102,22 @@ def _intake(application: Application, settings: Settings, *, metrics: ServingMet
     admissions, without = make_admissions(list(application.views.values()))
     for reason in without.values():
         logger.info("worker serve: no events over HTTP: %s", reason)
-    return EventIntake(admissions, without=without, make_producer=lambda: EventProducer(brokers), metrics=metrics)
+    store = ProducerStore(settings.address("redis"))
+    return EventIntake(
+        admissions,
+        without=without,
+        store=store,
+        gate=Gate(
+            store,
+            global_rate=Rate(settings.event_rate, max(settings.event_rate, MAX_BATCH_EVENTS)),
+            is_open=settings.is_open_to_events,
+            store_unavailable=metrics.store_unavailable,
+        ),
+        once=Once(store),
+        make_producer=lambda: EventProducer(brokers),
+        find_sent=partial(find_sent, brokers),
+        metrics=metrics,
+    )
 
 
 def _is_loopback(address: str) -> bool:

@@ -19,6 +19,7 @@ from streams.transport.options import Delivery
 _TRUE: Final = ("1", "true", "yes", "on")
 _FALSE: Final = ("0", "false", "no", "off")
 _PORTS: Final = 65_536
+_MAX_EVENT_RATE: Final = 1_000_000
 
 
 def _path(text: str) -> Path:
@@ -107,6 +108,12 @@ def _delta_options(text: str) -> dict[str, str] | None:
     if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
         raise ConfigError(msg)
     return found
+
+
+def _event_rate(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= _MAX_EVENT_RATE:
+        raise ValueError(text)
+    return int(text)
 
 
 def _words(text: str) -> tuple[str, ...]:
@@ -307,8 +314,28 @@ class Settings:
             "HEADRACE_HTTP_ADDRESS",
             kind="address",
             default="127.0.0.1",
-            doc="Address of the HTTP API; 0.0.0.0 in a container.",
+            doc="Address of the HTTP API; 0.0.0.0 in a container. Keys go over it as they are: put TLS in front.",
             read=str,
+        ),
+    ]
+    event_rate: Annotated[
+        int,
+        Variable(
+            "HEADRACE_EVENT_RATE",
+            kind="events a second from 1 to 1000000",
+            default="100000",
+            doc="Events that all producers together may send to the HTTP API.",
+            read=_event_rate,
+        ),
+    ]
+    is_open_to_events: Annotated[
+        bool,
+        Variable(
+            "HEADRACE_OPEN_EVENTS",
+            kind="0 or 1",
+            default="0",
+            doc="1 takes events over HTTP without a key of `headrace keys`; on loopback alone.",
+            read=_flag,
         ),
     ]
     delivery: Annotated[

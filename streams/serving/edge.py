@@ -16,6 +16,8 @@ logger = logging.getLogger(__name__)
 
 REQUEST_ID: Final = b"x-request-id"
 MODEL_VERSION: Final = b"x-model-version"
+FURTHER_HEADERS: Final = "headrace.headers"
+"""In the scope of a request: headers that its answer has, whatever the answer will be."""
 MAX_BODY_BYTES: Final = 1_048_576
 """Of a request's body, where the route has no bound of its own."""
 MAX_IN_FLIGHT: Final = 512
@@ -74,6 +76,7 @@ class Edge:
         given = dict(scope["headers"]).get(REQUEST_ID, b"")
         request_id = given if _GIVEN_ID.fullmatch(given) else uuid4().hex.encode()
         scope["headrace.request_id"] = request_id.decode()
+        scope[FURTHER_HEADERS] = []
         started_s, status = time.perf_counter(), 0
 
         async def send_with_headers(message: Message) -> None:
@@ -82,6 +85,7 @@ class Edge:
                 status = message["status"]
                 headers = list(message.get("headers", ()))
                 headers.append((REQUEST_ID, request_id))
+                headers.extend(scope[FURTHER_HEADERS])
                 if not any(name == MODEL_VERSION for name, _ in headers):
                     headers.append((MODEL_VERSION, self._model_version))
                 message = {**message, "headers": headers}

@@ -4,7 +4,8 @@
     2. those that may go are sent to the partitions of their keys, with one timestamp, by which they were judged;
     3. when all of them have been acknowledged, or given up, the answer tells of each.
 
-Nothing is answered before step 3: what was accepted is on all replicas, and what is not accepted is said to be so.
+Nothing is answered before step 3: what was accepted is on all replicas, and what is not accepted is said to be so. Of a
+request whose idempotency key was taken over, what is there already is left out of steps 1 and 2.
 """
 
 import asyncio
@@ -13,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Protocol, Self
 
 from schemas.errors import SinkUnavailableError
 from schemas.row import REQUEST_ID_HEADER
@@ -21,19 +22,32 @@ from streams.breaker import Breaker
 from streams.observability.serving import ServingMetrics
 from streams.serving.edge import RefusedError
 from streams.serving.event_admission import AdmittedEvent, EventAdmission, Refusal
+from streams.serving.gate import Gate
+from streams.serving.once import Claim, Once
+from streams.serving.producer_store import ProducerStore
+from streams.serving.sent import ONCE_HEADER
 from streams.transport.event_producer import Delivered, EventProducer, EventRecord, Undelivered
 
 MAX_BATCH_BYTES: Final = 8 * 2**20
 MAX_BATCH_EVENTS: Final = 10_000
 MAX_REQUESTS: Final = 256
 """Requests with events that are worked on at a time: while Kafka is away, they must not keep readers out."""
-_THREAD_BYTES: Final = 65_536
+THREAD_BYTES: Final = 65_536
 """From so many bytes on events are judged in a thread, so that readers need not wait."""
+MAX_SEARCHES: Final = 2
+"""Searches for what was sent under an idempotency key that go on at a time."""
 _RETRY_MS: Final = 1_000
-
 
 Outcome = Delivered | Undelivered | Refusal
 """What became of an event."""
+
+
+class FindSent(Protocol):
+    """Finds what of a claim is on a topic already, see :func:`streams.serving.sent.find_sent`."""
+
+    def __call__(self, topic: str, *, tag: str, since_ms: int) -> Mapping[int, Delivered]:
+        """Give the place of each record by its number."""
+        ...
 
 
 class EventIntake:
@@ -42,7 +56,11 @@ class EventIntake:
     Args:
         admissions: Admission of each source that takes events, by topic.
         without: Why other sources take none, by topic.
+        store: What ``gate`` and ``once`` are kept in; closed with this.
+        gate: Tells who may send.
+        once: Keeps idempotency keys.
         make_producer: Makes the producer, in the event loop.
+        find_sent: Finds what of a claim is on a topic, of its tag and time; in a thread.
         metrics: Where events are counted.
         clock_us: The time of records.
     """
@@ -52,13 +70,22 @@ class EventIntake:
         admissions: Mapping[str, EventAdmission],
         *,
         without: Mapping[str, str] | None = None,
+        store: ProducerStore,
+        gate: Gate,
+        once: Once,
         make_producer: Callable[[], EventProducer],
+        find_sent: FindSent,
         metrics: ServingMetrics,
         clock_us: Callable[[], int] = lambda: time.time_ns() // 1_000,
     ) -> None:
         self.admissions = admissions
         self._without = without or {}
+        self.gate = gate
+        self.once = once
+        self._store = store
         self._make_producer = make_producer
+        self._find_sent = find_sent
+        self._searching = asyncio.Semaphore(MAX_SEARCHES)
         self._metrics = metrics
         self._clock_us = clock_us
         self._breaker = Breaker("Kafka")
@@ -66,6 +93,7 @@ class EventIntake:
         self._n_requests = 0
 
     async def __aenter__(self) -> Self:
+        await self._stack.enter_async_context(self._store)
         self._producer = await self._stack.enter_async_context(self._make_producer())
         return self
 
@@ -87,8 +115,21 @@ class EventIntake:
             raise RefusedError(404, "not_found", text)
         return self.admissions[source]
 
+    def now_us(self) -> int:
+        """Tell the time that records get: Kafka's have milliseconds."""
+        return self._clock_us() // 1_000 * 1_000
+
+    def refused(self, source: str, code: str, *, events: int) -> None:
+        """Take note of events that were not let in."""
+        self._metrics.events_taken(source, {code: events})
+
     async def take(
-        self, admission: EventAdmission, values: Sequence[bytes], *, request_ids: Sequence[str]
+        self,
+        admission: EventAdmission,
+        values: Sequence[bytes],
+        *,
+        request_ids: Sequence[str],
+        claim: Claim | None = None,
     ) -> list[Outcome]:
         """Take events, and wait for Kafka.
 
@@ -96,6 +137,7 @@ class EventIntake:
             admission: Of their source.
             values: Their payloads.
             request_ids: The request id of each, which travels with it to its features and scores.
+            claim: The claim of their idempotency key, which learns whether any of them was sent.
 
         Returns:
             What became of each, in order.
@@ -108,39 +150,75 @@ class EventIntake:
             raise SinkUnavailableError(text, retry_after_ms=_RETRY_MS)
         self._n_requests += 1
         try:
-            return await self._take(admission, values, request_ids)
+            return await self._take(admission, values, request_ids, claim)
         finally:
             self._n_requests -= 1
 
     async def _take(
-        self, admission: EventAdmission, values: Sequence[bytes], request_ids: Sequence[str]
+        self,
+        admission: EventAdmission,
+        values: Sequence[bytes],
+        request_ids: Sequence[str],
+        claim: Claim | None,
     ) -> list[Outcome]:
-        now_us = self._clock_us() // 1_000 * 1_000  # Kafka's timestamps have milliseconds
-        if sum(map(len, values)) < _THREAD_BYTES:
+        topic = admission.source.topic
+        known: Mapping[int, Delivered] = {}
+        if claim is not None and claim.is_taken_over:
+            async with self._searching:
+                known = await asyncio.to_thread(self._find_sent, topic, tag=claim.tag, since_ms=claim.since_ms)
+        now_us = self.now_us()
+        if sum(map(len, values)) < THREAD_BYTES:
             judged = admission.admit(values, now_us=now_us)
         else:
             judged = await asyncio.to_thread(admission.admit, values, now_us=now_us)
-        records, topic = [], admission.source.topic
-        for event, request_id in zip(judged, request_ids, strict=True):
-            if isinstance(event, AdmittedEvent):
+        to_send: dict[int, EventRecord] = {}
+        for index, (event, request_id) in enumerate(zip(judged, request_ids, strict=True)):
+            if isinstance(event, AdmittedEvent) and index not in known:
                 headers = [(REQUEST_ID_HEADER, request_id.encode())]
-                records.append(EventRecord(key=event.key, value=event.value, headers=headers))
+                if claim is not None:
+                    headers.append((ONCE_HEADER, f"{claim.tag}:{index}".encode()))
+                to_send[index] = EventRecord(key=event.key, value=event.value, headers=headers)
+        try:
+            sent = await self._send(topic, list(to_send.values()), timestamp_ms=now_us // 1_000, claim=claim)
+        except SinkUnavailableError:
+            self._metrics.events_taken(topic, {"unavailable": len(to_send)})
+            raise
+        found: dict[int, Outcome] = {**known, **dict(zip(to_send, sent, strict=True))}
+        for index, event in enumerate(judged):
+            if not isinstance(event, AdmittedEvent):
+                found.setdefault(index, event)
+        outcomes = [found[index] for index in range(len(values))]
+        if claim is not None:
+            claim.is_complete = all(outcome_code(outcome) != "unavailable" for outcome in outcomes)
+        self._metrics.events_taken(topic, Counter(map(outcome_code, outcomes)))
+        return outcomes
+
+    async def _send(
+        self, topic: str, records: Sequence[EventRecord], *, timestamp_ms: int, claim: Claim | None
+    ) -> list[Delivered | Undelivered]:
+        if not records:
+            return []
 
         async def send() -> list[Delivered | Undelivered]:
-            found = await self._producer.send(topic, records, timestamp_ms=now_us // 1_000)
+            if claim is not None:
+                claim.has_sent = claim.is_in_doubt = True
+            found = await self._producer.send(topic, records, timestamp_ms=timestamp_ms)
+            if claim is not None:
+                claim.has_sent = not all(map(_is_unsent, found))
+                claim.is_in_doubt = not all(isinstance(each, Delivered) or _is_unsent(each) for each in found)
             away = [outcome for outcome in found if isinstance(outcome, Undelivered) and not outcome.is_too_large]
             if away and not any(isinstance(outcome, Delivered) for outcome in found):
                 raise SinkUnavailableError(unavailable_text(away), retry_after_ms=_RETRY_MS)
             return found
 
-        try:
-            sent = iter(await self._breaker.call(send) if records else [])
-        except SinkUnavailableError:
-            self._metrics.events_taken(topic, {"unavailable": len(records)})
-            raise
-        outcomes: list[Outcome] = [next(sent) if isinstance(event, AdmittedEvent) else event for event in judged]
-        self._metrics.events_taken(topic, Counter(map(outcome_code, outcomes)))
-        return outcomes
+        if claim is not None:
+            claim.check_lease()
+        return await self._breaker.call(send)
+
+
+def _is_unsent(outcome: Delivered | Undelivered) -> bool:
+    """Tell whether it is certain that a record is not on the topic."""
+    return isinstance(outcome, Undelivered) and (outcome.is_unsent or outcome.is_too_large)
 
 
 def outcome_code(outcome: Outcome) -> str:

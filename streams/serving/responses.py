@@ -7,7 +7,7 @@ import orjson
 from fastapi import Request, Response
 
 from streams.serving.document import ErrorDocument
-from streams.serving.edge import error_body
+from streams.serving.edge import FURTHER_HEADERS, error_body
 
 _ERRORS: Final[dict[int | str, dict[str, Any]]] = {
     400: {"model": ErrorDocument, "description": "The body is no text."},
@@ -38,8 +38,13 @@ def documented(
     return {200: answer, **{status: {**error, "headers": _HEADERS} for status, error in failures.items()}}
 
 
+def add_headers(request: Request, headers: Mapping[str, str]) -> None:
+    """Give headers to the answer of a request, whatever it will be."""
+    request.scope[FURTHER_HEADERS].extend((name.lower().encode(), value.encode()) for name, value in headers.items())
+
+
 def json_response(request: Request, document: Mapping[str, Any], *, status: int = 200) -> Response:
-    """Answer with a document, which begins with the request's id."""
+    """Answer with a document, which begins with the request's id; or with that of another one, which it has."""
     named = {"request_id": request.scope["headrace.request_id"], **document}
     return Response(orjson.dumps(named), status_code=status, media_type="application/json")
 

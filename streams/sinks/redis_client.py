@@ -17,7 +17,7 @@ from redis.crc import key_slot
 from schemas.errors import ConfigError, SinkRejectedError, SinkUnavailableError
 from streams.sinks.redis_address import RedisAddress, RedisKind
 
-REQUIRED_RIGHTS: Final = "~headrace:* +evalsha +script|load +get +mget +getrange +set +wait"
+REQUIRED_RIGHTS: Final = "~headrace:* +evalsha +script|load +get +mget +getrange +set +time +wait"
 """What a user of the online store needs, as Redis spells rights, beside ``+@connection`` for the client library's
 greeting; a reader needs no more of these than ``+get +mget``."""
 CLUSTER_RIGHTS: Final = "+cluster|slots +cluster|shards +cluster|keyslot +command"
@@ -96,7 +96,7 @@ class RedisClient:
         values: Sequence[bytes],
         arguments: Sequence[str],
         keys_per_call: int,
-    ) -> list[int]:
+    ) -> list[Any]:
         """Run a Lua script over keys, in one round trip to each server.
 
         Args:

@@ -19,15 +19,18 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class TopicLog:
-    """What is committed on a topic, for reading.
+    """What is on a topic, for reading.
 
     Attributes:
         brokers: Kafka bootstrap servers.
         topic: The topic.
+        is_committed_only: Whether records of transactions that are open or were called off are left out, and what lies
+            behind the first open one.
     """
 
     brokers: str
     topic: str
+    is_committed_only: bool = True
 
     def __str__(self) -> str:
         return f"topic {self.topic} at {self.brokers}"
@@ -63,7 +66,7 @@ class TopicLog:
         return {tp.partition: tp.offset if tp.offset >= 0 else parts[tp.partition].offsets.stop for tp in found}
 
     def read(self, partition: int, offsets: range) -> Iterator[RawBatch]:
-        """Read the committed records of a partition in log order.
+        """Read the records of a partition in log order.
 
         Raises:
             ServiceError: The broker cannot be read, or the first of these offsets has gone.
@@ -120,7 +123,7 @@ class TopicLog:
             "bootstrap.servers": self.brokers,
             "group.id": "headrace-read",
             "enable.auto.commit": False,
-            "isolation.level": "read_committed",
+            "isolation.level": "read_committed" if self.is_committed_only else "read_uncommitted",
             "auto.offset.reset": "error",  # what is gone must not be passed over unseen
             "enable.partition.eof": True,
             "log_level": 2,  # each try to connect is an error of level 3; the one that counts is raised

@@ -20,13 +20,10 @@ from schemas.view import FeatureView
 from streams.observability.serving import ServingMetrics
 from streams.pipeline import PartitionPipeline
 from streams.serving import event_intake
-from streams.serving.event_admission import make_admissions
-from streams.serving.event_intake import EventIntake
-from streams.transport.event_producer import EventProducer
 from tests.integration.conftest import MakeServices
 from tests.support.events import T0_MS, make_source, make_views
 from tests.support.kafka import make_topic
-from tests.support.serving import serving
+from tests.support.serving import make_intake, serving
 
 NDJSON = {"Content-Type": "application/x-ndjson"}
 JSON = {"Content-Type": "application/json"}
@@ -40,14 +37,11 @@ def event(**fields: Any) -> bytes:
 
 @contextlib.contextmanager
 def taking(
-    views: list[FeatureView], brokers: str, *, metrics: ServingMetrics | None = None, **producer: Any
+    views: list[FeatureView], brokers: str, redis_url: str, *, metrics: ServingMetrics | None = None, **options: Any
 ) -> Iterator[httpx.Client]:
     """Serve an API that takes events of views."""
     metrics = metrics or ServingMetrics(CollectorRegistry())
-    admissions, without = make_admissions(views)
-    intake = EventIntake(
-        admissions, without=without, make_producer=lambda: EventProducer(brokers, **producer), metrics=metrics
-    )
+    intake = make_intake(views, brokers, redis_url, metrics=metrics, **options)
     with (
         serving(views, NO_REDIS, intake=intake, metrics=metrics) as url,
         httpx.Client(base_url=url, timeout=60) as client,
@@ -66,9 +60,9 @@ def metrics() -> ServingMetrics:
 
 
 @pytest.fixture(scope="module")
-def client(kafka: str, source: EventSource, metrics: ServingMetrics) -> Iterator[httpx.Client]:
+def client(kafka: str, redis_url: str, source: EventSource, metrics: ServingMetrics) -> Iterator[httpx.Client]:
     framed = make_source("test.framed", **{"x-framing": "confluent"})
-    with taking([*make_views(source), *make_views(framed, "shop")], kafka, metrics=metrics) as client:
+    with taking([*make_views(source), *make_views(framed, "shop")], kafka, redis_url, metrics=metrics) as client:
         yield client
 
 
@@ -230,10 +224,10 @@ class TestRequests:
         assert (counted("accepted"), counted("decode_error")) == (before[0] + 2, before[1] + 1)
 
 
-def test_the_request_id_goes_into_the_feature_row_that_the_event_makes(kafka: str) -> None:
+def test_the_request_id_goes_into_the_feature_row_that_the_event_makes(kafka: str, redis_url: str) -> None:
     source = make_source(make_topic(kafka, "traced"))
     views = make_views(source)
-    with taking(views, kafka) as client:
+    with taking(views, kafka, redis_url) as client:
         body = b"\n".join(event(key=f"k{i}") for i in range(3))
         client.post(f"/v1/events/{source.topic}", content=body, headers=NDJSON | {"X-Request-Id": "many"})
         own = client.post(f"/v1/events/{source.topic}", content=event(key="k3"), headers=JSON).json()["request_id"]
@@ -247,13 +241,15 @@ def test_the_request_id_goes_into_the_feature_row_that_the_event_makes(kafka: st
 
 
 class TestKafkaAway:
-    def test_it_is_told_so_at_once_after_a_few_and_taken_when_it_is_back(self, make_services: MakeServices) -> None:
+    def test_it_is_told_so_at_once_after_a_few_and_taken_when_it_is_back(
+        self, make_services: MakeServices, redis_url: str
+    ) -> None:
         services = make_services()
         brokers = services.up(["kafka"]).get("kafka")
         assert brokers is not None
         source = make_source(make_topic(brokers, "away"))
         body = b"\n".join(event(key=f"k{i}") for i in range(10)) + b"\nbroken"
-        with taking(make_views(source), brokers, delivery_timeout_s=1.5) as client:
+        with taking(make_views(source), brokers, redis_url, delivery_timeout_s=1.5) as client:
 
             def send() -> httpx.Response:
                 return client.post(f"/v1/events/{source.topic}", content=body, headers=NDJSON)
@@ -283,16 +279,18 @@ class TestKafkaAway:
         found = records(brokers, source.topic)
         assert [found[place][0] for place in places] == [f"k{i}".encode() for i in range(10)]
 
-    def test_a_topic_that_is_not_there_is_no_reason_to_fail(self, kafka: str) -> None:
+    def test_a_topic_that_is_not_there_is_no_reason_to_fail(self, kafka: str, redis_url: str) -> None:
         source = make_source("test.http.never.made")
-        with taking(make_views(source), kafka, delivery_timeout_s=1.5) as client:
+        with taking(make_views(source), kafka, redis_url, delivery_timeout_s=1.5) as client:
             answer = client.post(f"/v1/events/{source.topic}", content=event(), headers=JSON)
         assert answer.status_code == 503
         assert "Kafka has not acknowledged 1 events" in answer.json()["error"]["message"]
 
-    def test_events_that_are_too_large_for_the_topic_are_refused_by_themselves(self, kafka: str) -> None:
+    def test_events_that_are_too_large_for_the_topic_are_refused_by_themselves(
+        self, kafka: str, redis_url: str
+    ) -> None:
         source = make_source(make_topic(kafka, "narrow", config={"max.message.bytes": "5000"}))
-        with taking(make_views(source), kafka) as client:
+        with taking(make_views(source), kafka, redis_url) as client:
             alone = client.post(f"/v1/events/{source.topic}", content=event(pad=os.urandom(9_000).hex()), headers=JSON)
             fits = client.post(f"/v1/events/{source.topic}", content=event(), headers=JSON)
         assert (alone.status_code, alone.json()["error"]["code"]) == (413, "too_large")

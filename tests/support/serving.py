@@ -2,8 +2,10 @@
 
 import contextlib
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, Final
+from uuid import uuid4
 
 import uvicorn
 from prometheus_client import CollectorRegistry
@@ -13,8 +15,47 @@ from schemas.use_case import UseCase
 from schemas.view import FeatureView
 from streams.observability.serving import ServingMetrics
 from streams.serving.api import make_api
+from streams.serving.event_admission import make_admissions
 from streams.serving.event_intake import EventIntake
+from streams.serving.gate import Gate
+from streams.serving.once import Once
+from streams.serving.producer_key import Rate
+from streams.serving.producer_store import ProducerStore
+from streams.serving.sent import find_sent
 from streams.serving.store import AsyncOnlineStore
+from streams.transport.event_producer import EventProducer
+
+PLENTY: Final = Rate(1_000_000, 1_000_000)
+
+
+def make_intake(
+    views: Sequence[FeatureView],
+    brokers: str,
+    redis_url: str,
+    *,
+    prefix: str = "",
+    metrics: ServingMetrics | None = None,
+    is_open: bool = True,
+    global_rate: Rate = PLENTY,
+    producer: Callable[..., EventProducer] = EventProducer,
+    delivery_timeout_s: float = 10.0,
+    timeout_s: float = 5.0,
+    **once: Any,
+) -> EventIntake:
+    """Make what takes events of views, by default from anybody and in a part of Redis that nobody else has."""
+    metrics = metrics or ServingMetrics(CollectorRegistry())
+    admissions, without = make_admissions(views)
+    store = ProducerStore(redis_url, prefix or f"test:{uuid4().hex}", timeout_s=timeout_s)
+    return EventIntake(
+        admissions,
+        without=without,
+        store=store,
+        gate=Gate(store, global_rate=global_rate, is_open=is_open, store_unavailable=metrics.store_unavailable),
+        once=Once(store, delivery_timeout_s=delivery_timeout_s, **once),
+        make_producer=lambda: producer(brokers, delivery_timeout_s=delivery_timeout_s),
+        find_sent=partial(find_sent, brokers),
+        metrics=metrics,
+    )
 
 
 @contextlib.contextmanager

@@ -49,10 +49,13 @@ def test_every_variable_is_read() -> None:
             "HEADRACE_CACHE": "/c",
             "HEADRACE_DELIVERY": "at_least_once",
             "HEADRACE_STALL_TIMEOUT": "1m30s",
+            "HEADRACE_EVENT_RATE": "500",
+            "HEADRACE_OPEN_EVENTS": "1",
         }
     )
 
     assert (settings.delivery, settings.stall_timeout_s) == ("at_least_once", 90)
+    assert (settings.event_rate, settings.is_open_to_events) == (500, True)
     assert settings.home == Path("/h")
     assert settings.given_addresses() == ServiceAddresses(
         "a:9092,b:9093", "rediss://:secret@cache:6380/3", "[::1]:8001"
@@ -82,6 +85,8 @@ def test_the_cache_follows_the_users_cache_directory() -> None:
         ("HEADRACE_TRITON", "http://triton:8000", "host:port"),
         ("HEADRACE_TRITON_FALLBACK", "maybe", "0 or 1"),
         ("HEADRACE_HTTP_PORT", "65536", "port from 1 to 65535, or 0"),
+        ("HEADRACE_EVENT_RATE", "0", "events a second from 1 to 1000000"),
+        ("HEADRACE_OPEN_EVENTS", "maybe", "0 or 1"),
         ("HEADRACE_METRICS_PORT", "70000", "port from 1 to 65531, or 0"),
         ("HEADRACE_METRICS_PORT", "65532", "port from 1 to 65531, or 0"),
         ("HEADRACE_METRICS_PORT", "-1", "port from 1 to 65531, or 0"),
