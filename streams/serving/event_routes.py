@@ -206,7 +206,20 @@ def _request_body(contract: Contract) -> dict[str, Any]:
         "description": f"One such object a line, {MAX_BATCH_EVENTS} at most, {MAX_BATCH_BYTES} bytes together.",
     }
     document = {name: rule for name, rule in contract.document.items() if name not in ("$schema", "$id")}
-    return {"required": True, "content": {_JSON: {"schema": document}, _NDJSON: {"schema": batch}}}
+    return {"required": True, "content": {_JSON: {"schema": _with_bounds(document)}, _NDJSON: {"schema": batch}}}
+
+
+def _with_bounds(schema: Any) -> Any:
+    """Say of whole numbers what goes without saying in a contract: that they have 64 bits."""
+    if isinstance(schema, list):
+        return [_with_bounds(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    made = {name: _with_bounds(each) for name, each in schema.items()}
+    kinds = schema.get("type")
+    if kinds == "integer" or (isinstance(kinds, list) and "integer" in kinds):
+        made = {"minimum": -(2**63), "maximum": 2**63 - 1, **made}
+    return made
 
 
 def _responses() -> dict[int | str, dict[str, Any]]:
