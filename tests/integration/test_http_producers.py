@@ -6,6 +6,8 @@ import json
 import math
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -20,6 +22,7 @@ import redis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from infra.local.port import accepts_connections, choose_ports
 from infra.local.process import wait_until
 from schemas.source import EventSource
 from streams.serving import sent
@@ -31,10 +34,9 @@ from streams.transport.event_producer import Delivered, EventProducer, EventReco
 from tests.integration.conftest import MakeServices
 from tests.integration.test_http_events import JSON, NDJSON, event, records, taking
 from tests.integration.test_redis_access import give_rights
+from tests.support.dying_server import SHORT, STEPS
 from tests.support.events import make_source, make_views
 from tests.support.kafka import make_topic
-
-SHORT = {"lease_s": 3.0, "delivery_timeout_s": 1.0, "replica_lag_s": 0.5}
 
 
 @dataclass
@@ -399,6 +401,32 @@ class TestFirstThatDied:
         assert (answer.status_code, answer.json()["error"]["code"]) == (409, "in_progress")
         assert 1 <= int(answer.headers["Retry-After"]) <= 60
         assert edge.keys_of_events() == []
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_process_that_is_killed_at_any_step_leaves_nothing_twice(edge: Edge, step: str) -> None:
+    body, path = batch(40) + b"\nbroken", f"/v1/events/{edge.source.topic}"
+    headers = NDJSON | edge.give_key() | {"Idempotency-Key": "1"}
+    (port,) = choose_ports({"api": 0}).values()
+    arguments = [step, edge.brokers, edge.redis_url, edge.source.topic, edge.prefix, str(port)]
+    process = subprocess.Popen([sys.executable, "-m", "tests.support.dying_server", *arguments])
+    try:
+        assert wait_until(lambda: accepts_connections(f"127.0.0.1:{port}", service="it"), timeout_s=60)
+        with pytest.raises(httpx.TransportError):
+            httpx.post(f"http://127.0.0.1:{port}{path}", content=body, headers=headers, timeout=60)
+        assert process.wait(60) == -signal.SIGKILL
+    finally:
+        process.kill()
+        process.wait()
+    with edge.serving(**SHORT) as client:
+        answers = send_until_answered(client, path, body, headers)
+    told = answers[-1].json()
+    assert (answers[-1].status_code, told["accepted"], told["refused"]) == (207, 40, 1), told
+    assert ("Idempotency-Replayed" in answers[-1].headers) == (step == "stored")
+    assert edge.keys_of_events() == sorted(f"k{i}" for i in range(40))
+    found = records(edge.brokers, edge.source.topic)
+    for row in told["rows"][:-1]:
+        assert found[row["partition"], row["offset"]][0] == f"k{row['index']}".encode()
 
 
 def send_until_answered(client: httpx.Client, path: str, body: bytes, headers: dict[str, str]) -> list[httpx.Response]:
