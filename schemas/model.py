@@ -25,6 +25,8 @@ OUTPUT_TYPES: Final[dict[str, pa.DataType]] = {"number": pa.float32(), "integer"
 """Arrow type of an output column, by its declared type."""
 DATATYPES: Final[dict[str, Any]] = {"FP32": np.float32, "INT64": np.int64}
 """Tensor datatypes, spelled as the model server spells them, that models may use."""
+ON_INCOMPLETE: Final = ("score", "reject")
+"""What may become of a row with an input that has neither a value nor a default."""
 SCORE_COLUMNS: Final = (
     "request_id",
     "entity",
@@ -42,6 +44,7 @@ SCORE_COLUMNS: Final = (
 )
 """Columns of every score; a model's output columns stand beside them."""
 
+_MAX_HOLD_US: Final = 60_000_000
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 _VERSION = re.compile(r"[1-9][0-9]*")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -182,6 +185,10 @@ class ModelSpec:
         outputs: Output columns of a score.
         input_tensor: Name of the input tensor, ``(n_rows, n_features)`` float32.
         max_age: Age, against the trigger's event time, above which a looked-up value counts as missing; None: never.
+        hold_for: How long after its event came to the broker a row waits for looked-up values that are missing or
+            stale, and may yet come; None: not at all. Rows behind it wait as well.
+        on_incomplete: What becomes of a row that still has an input without a value or default: ``score`` it with what
+            there is, and say so in ``complete``, or ``reject`` it to the dead-letter topic.
         ladder: What answers while the model does not. It has to be there: ``NO_LADDER`` says that rows are to wait.
         owner: Who answers for it.
     """
@@ -195,6 +202,8 @@ class ModelSpec:
     ladder: Ladder | None = None
     input_tensor: str = "features"
     max_age: str | None = None
+    hold_for: str | None = None
+    on_incomplete: str = "score"
     owner: str = ""
 
     def __post_init__(self) -> None:
@@ -204,8 +213,17 @@ class ModelSpec:
         if not isinstance(self.version, str) or not _VERSION.fullmatch(self.version):
             msg = f"model {self.name}: `version` is {self.version!r}, expected digits such as '1'"
             raise ConfigError(msg)
-        if self.max_age is not None and parse_duration_us(self.max_age, field="max_age") == 0:
+        if self.max_age_us == 0:
             msg = f"model {self.name}: `max_age` is {self.max_age}, expected more than 0; leave it out for no limit"
+            raise ConfigError(msg)
+        if not (0 < self.hold_for_us <= _MAX_HOLD_US or self.hold_for is None):
+            msg = (
+                f"model {self.name}: `hold_for` is {self.hold_for}, expected more than 0 and at most 1m, for all rows "
+                "wait behind one that is held; leave it out for none to be"
+            )
+            raise ConfigError(msg)
+        if self.on_incomplete not in ON_INCOMPLETE:
+            msg = f"model {self.name}: `on_incomplete` is {self.on_incomplete!r}, expected one of {ON_INCOMPLETE}"
             raise ConfigError(msg)
         self._check_inputs()
         self._check_outputs()
@@ -321,6 +339,11 @@ class ModelSpec:
     def max_age_us(self) -> int | None:
         """Age above which a looked-up value counts as missing, in microseconds; None means never."""
         return None if self.max_age is None else parse_duration_us(self.max_age, field="max_age")
+
+    @property
+    def hold_for_us(self) -> int:
+        """How long a row waits for looked-up values, from when its event came to the broker, in microseconds."""
+        return 0 if self.hold_for is None else parse_duration_us(self.hold_for, field="hold_for")
 
     @cached_property
     def lookups(self) -> dict[ViewReference, str]:

@@ -39,6 +39,8 @@ class Reason(StrEnum):
     DUPLICATE = "duplicate"
     LATE = "late"
     OVERFLOW = "overflow"
+    INCOMPLETE_INPUT = "incomplete_input"
+    """An input of a model has no value to use, and the model answers no such rows."""
     INVALID_OUTPUT = "invalid_output"
     """The model answered a feature row with something that is no score."""
 

@@ -49,6 +49,15 @@ class ViewValues:
     age_ms: pa.Array
     features: Mapping[str, pa.Array]
 
+    def where(self, mask: pa.Array) -> "ViewValues":
+        """Keep the rows of a mask."""
+        return ViewValues(
+            status=self.status.filter(mask),
+            event_time=self.event_time.filter(mask),
+            age_ms=self.age_ms.filter(mask),
+            features={name: values.filter(mask) for name, values in self.features.items()},
+        )
+
 
 def plan_lookups(
     spec: ModelSpec, rows: pa.Table, *, views: Mapping[ViewReference, FeatureView]

@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from schemas.model import ModelSpec, ViewReference
 from schemas.score import Arm
@@ -90,13 +89,6 @@ def with_total_latency(scores: pa.Table, *, broker_time: pa.ChunkedArray | pa.Ar
     stages["total"] = _ms_between(broker_time.cast(pa.int64()), now_us)
     position = scores.schema.get_field_index("latency_ms")
     return scores.set_column(position, scores.schema.field(position), _struct(arrow, stages, n_rows=scores.num_rows))
-
-
-def ages_us(rows: pa.Table, *, now_us: int) -> NDArray[np.int64]:
-    """Age of each row's event since it came to the broker, ``(n_rows,)``; 0 where that is unknown."""
-    broker_us = rows["broker_time"].combine_chunks().cast(pa.int64())
-    ages: NDArray[np.int64] = pc.fill_null(pc.subtract(now_us, broker_us), 0).to_numpy()
-    return ages
 
 
 def _described(reference: ViewReference, values: ViewValues) -> pa.Array:

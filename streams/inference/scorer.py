@@ -20,8 +20,8 @@ from schemas.row import Pane, Reason
 from schemas.score import score_row_schema
 from streams.inference.answer import NOBODY
 from streams.inference.arms import Arms
-from streams.inference.score_table import ages_us, latency_of, make_scores
-from streams.inference.vector import VectorReader
+from streams.inference.score_table import latency_of, make_scores
+from streams.inference.vector import FeatureVectors, VectorReader, ages_us
 
 logger = logging.getLogger(__name__)
 
@@ -104,6 +104,12 @@ class Scorer:
         self._spec.check_row_columns(rows.column_names)
         asked, ignored = self._select(rows)
         asked, rejected = self._with_entity(asked)
+        began_ns = self._clock_ns()
+        if asked.num_rows:
+            vectors = await self._vectors.read(asked, failed=lambda: on_failure("redis"))
+            vectors, lacking = self._with_inputs(vectors)
+            rejected += lacking
+            asked = vectors.rows
         if not asked.num_rows:
             return Scored(
                 scores=self._schema.empty_table(),
@@ -111,8 +117,6 @@ class Scorer:
                 ignored=ignored,
                 scored_rows=np.empty(0, np.int64),
             )
-        began_ns = self._clock_ns()
-        vectors = await self._vectors.read(asked, failed=lambda: on_failure("redis"))
         read_ns = self._clock_ns()
         answers = await self._arms.answer(
             vectors, is_shed=self._too_old(asked, now_us=now_us), failed=lambda: on_failure("triton")
@@ -173,6 +177,17 @@ class Scorer:
         detail = f"`{self._spec.entity}` is null or empty, expected what is scored"
         lacking = rows["_row"].filter(pc.invert(has_entity)).to_pylist()
         return rows.filter(has_entity), [(row, Reason.MISSING_KEY, detail) for row in lacking]
+
+    def _with_inputs(self, vectors: FeatureVectors) -> tuple[FeatureVectors, list[tuple[int, Reason, str]]]:
+        if self._spec.on_incomplete == "score":
+            return vectors, []
+        is_lacking = np.isnan(vectors.matrix).any(axis=1)
+        places = vectors.rows["_row"].to_numpy()
+        lacking = [
+            (int(places[row]), Reason.INCOMPLETE_INPUT, f"no value for {vectors.lacking(row)}, expected all inputs")
+            for row in np.flatnonzero(is_lacking).tolist()
+        ]
+        return vectors.where(~is_lacking), lacking
 
 
 def _dead_letters(rejected: Sequence[tuple[int, Reason, str]]) -> pa.Table:

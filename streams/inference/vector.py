@@ -1,9 +1,10 @@
 """Feature vectors: trigger rows with what the online store has for them, as the matrix that a model reads."""
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -11,10 +12,14 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from schemas.model import ModelSpec, ViewReference
+from schemas.score import InputStatus
 from schemas.view import FeatureView
 from streams.inference.lookup import ViewValues, of_trigger, plan_lookups, resolve_lookup
 from streams.inference.retry import Sleep, Step, retried
 from streams.ports import OnlineReader
+
+_HOLD_POLL_S: Final = 0.02
+_TO_COME: Final = pa.array([str(InputStatus.MISSING), str(InputStatus.STALE)])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +43,27 @@ class FeatureVectors:
     def __len__(self) -> int:
         return len(self.matrix)
 
+    def where(self, is_kept: NDArray[np.bool_]) -> "FeatureVectors":
+        """Keep some of the rows."""
+        mask = pa.array(is_kept)
+        return FeatureVectors(
+            rows=self.rows.filter(mask),
+            values={reference: values.where(mask) for reference, values in self.values.items()},
+            columns={name: column.filter(mask) for name, column in self.columns.items()},
+            matrix=self.matrix[is_kept],
+            is_complete=self.is_complete[is_kept],
+        )
+
+    def lacking(self, row: int) -> str:
+        """Name the inputs of a row that have no value, and what became of them."""
+        views = {reference.name: values for reference, values in self.values.items()}
+        lacking = [
+            f"{name} ({views[name.partition('.')[0]].status[row]})"
+            for name, value in zip(self.columns, self.matrix[row], strict=True)
+            if np.isnan(value)
+        ]
+        return ", ".join(lacking)
+
 
 class VectorReader:
     """Reads what a model looks up, one round trip for a batch.
@@ -47,6 +73,7 @@ class VectorReader:
         views: The application's views by name; they must be those that the model pins.
         reader: The online store.
         sleep: Waits seconds.
+        clock_us: The time.
 
     Raises:
         ConfigError: The views are others.
@@ -59,15 +86,17 @@ class VectorReader:
         views: Mapping[str, FeatureView],
         reader: OnlineReader,
         sleep: Sleep = asyncio.sleep,
+        clock_us: Callable[[], int] = lambda: time.time_ns() // 1_000,
     ) -> None:
         spec.check_views(views)
         self._spec = spec
         self._views = {reference: views[reference.name] for reference in spec.views}
         self._reader = reader
         self._sleep = sleep
+        self._clock_us = clock_us
 
     async def read(self, rows: pa.Table, *, failed: Callable[[], None] = lambda: None) -> FeatureVectors:
-        """Read the vectors of trigger rows.
+        """Read the vectors of trigger rows, once more as long as one may be held for what has not come yet.
 
         Args:
             rows: The rows.
@@ -76,6 +105,31 @@ class VectorReader:
         Raises:
             SinkUnavailableError: The online store does not answer.
         """
+        now_us = self._clock_us()
+        until_us = now_us - ages_us(rows, now_us=now_us) + self._spec.hold_for_us
+        vectors = await self._read_once(rows, failed=failed)
+        while self._may_come(vectors, ~vectors.is_complete & (self._clock_us() < until_us)):
+            left_s = (int(until_us.max()) - self._clock_us()) / 1e6
+            await self._sleep(min(_HOLD_POLL_S, left_s))
+            vectors = await self._read_once(rows, failed=failed)
+        return vectors
+
+    def _may_come(self, vectors: FeatureVectors, is_held: NDArray[np.bool_]) -> bool:
+        """Tell whether the store may yet get what one of the rows held, ``(n_rows,)``, has looked up and not found."""
+        if not is_held.any():
+            return False
+        return any(
+            bool(
+                np.any(
+                    is_held
+                    & pc.is_in(vectors.values[reference].status, _TO_COME).to_numpy(zero_copy_only=False)
+                    & vectors.rows[key].is_valid().to_numpy()
+                )
+            )
+            for reference, key in self._spec.lookups.items()
+        )
+
+    async def _read_once(self, rows: pa.Table, *, failed: Callable[[], None]) -> FeatureVectors:
         values = await retried(lambda: self._read(rows), Step.FEATURES, failed=failed, sleep=self._sleep)
         columns = {item.name: values[item.view].features[item.feature] for item in self._spec.inputs}
         matrix, is_complete = self._spec.matrix(columns, n_rows=rows.num_rows)
@@ -93,3 +147,10 @@ class VectorReader:
         for (reference, plan), answer in zip(plans.items(), answers, strict=True):
             values[reference] = resolve_lookup(self._spec, reference, plan=plan, answers=answer, time_us=time_us)
         return values
+
+
+def ages_us(rows: pa.Table, *, now_us: int) -> NDArray[np.int64]:
+    """Age of each row's event since it came to the broker, ``(n_rows,)``; 0 where that is unknown."""
+    broker_us = rows["broker_time"].combine_chunks().cast(pa.int64())
+    ages: NDArray[np.int64] = pc.fill_null(pc.subtract(now_us, broker_us), 0).to_numpy()
+    return ages

@@ -1,6 +1,6 @@
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import pyarrow as pa
@@ -60,17 +60,26 @@ def make_scorer(
     reader: FakeReader | None = None,
     model: FakeModel | None = None,
     views: Mapping[str, FeatureView] = VIEWS,
+    on_sleep: Callable[[], None] | None = None,
 ) -> Scorer:
     ticks = iter(range(0, 10**12, 2_000_000))  # every look at the clock is 2 ms later
     waits: list[float] = []
 
     async def sleep(seconds: float) -> None:
         waits.append(seconds)
+        if on_sleep is not None:
+            on_sleep()
 
     spec, model = spec or make_spec(), model or FakeModel()
     guard = GuardedModel(spec.name, model, probe=PROBE, timeout_s=5.0, sleep=sleep)
     served = ServedModel(spec, SERVED, model=guard)
-    vectors = VectorReader(spec, views=views, reader=reader or FakeReader(STORED), sleep=sleep)
+    vectors = VectorReader(
+        spec,
+        views=views,
+        reader=reader or FakeReader(STORED),
+        sleep=sleep,
+        clock_us=lambda: NOW_US + round(sum(waits) * 1e6),
+    )
     scorer = Scorer(Arms.of(served), vectors=vectors, clock_ns=lambda: next(ticks))
     scorer.waits = waits
     return scorer
@@ -259,6 +268,77 @@ async def test_an_entity_whose_windows_have_run_empty_counts_as_read_however_old
     assert document["features"]["carrier_trips"]["status"] == "empty"
     assert model.batches[0][0].tolist() == [100, 5, 4, 0, -2]
     assert document["complete"]
+
+
+async def test_a_row_is_held_for_what_has_not_come_yet_and_scored_once_it_has():
+    reader, model = FakeReader(STORED), FakeModel()
+    landed = reader.stored.pop(("aircraft_trips", "N1"))
+
+    def land() -> None:
+        if len(reader.calls) == 3:
+            reader.stored["aircraft_trips", "N1"] = landed
+
+    scorer = make_scorer(spec=make_spec(hold_for="1s"), reader=reader, model=model, on_sleep=land)
+    scored = await scorer.score(make_triggers({}), now_us=NOW_US)
+
+    assert len(reader.calls) == 4
+    assert scored.scores["complete"].to_pylist() == [True]
+    assert model.batches[0][0, 4] == -2
+
+
+@pytest.mark.parametrize(("hold_for", "polls", "held_s"), [("90ms", 5, 0.081), ("10ms", 1, 0.001)])
+async def test_a_row_is_held_no_longer_than_until_its_deadline_and_scored_without(
+    hold_for: str, polls: int, held_s: float
+):
+    reader = FakeReader({key: row for key, row in STORED.items() if key[0] != "aircraft_trips"})
+    scorer = make_scorer(spec=make_spec(hold_for=hold_for), reader=reader)
+    # Their events came to the broker 9 ms and a minute before: only the first is held.
+    old = {"broker_time": NOW_US - MINUTE_US}
+    scored = await scorer.score(make_triggers({}, old), now_us=NOW_US)
+
+    assert len(scorer.waits) == polls
+    assert sum(scorer.waits) == pytest.approx(held_s)
+    assert scored.scores["complete"].to_pylist() == [False, False]
+
+
+@pytest.mark.parametrize(
+    ("row", "stored"),
+    [
+        ({"tail_number": None}, {}),
+        ({}, {("aircraft_trips", "N1"): FakeFeatures(status="empty", features={"last_delay": None})}),
+        ({}, {("aircraft_trips", "N1"): FakeFeatures(features={"last_delay": 1.0}, event_time_us=T0_US + MINUTE_US)}),
+        ({"broker_time": NOW_US - MINUTE_US}, {("aircraft_trips", "N1"): FakeFeatures(status="missing")}),
+    ],
+    ids=["asks for nothing", "empty", "ahead", "its deadline is over"],
+)
+async def test_a_row_that_nothing_can_come_for_is_not_held(row: dict, stored: dict):
+    scorer = make_scorer(spec=make_spec(hold_for="30s"), reader=FakeReader(STORED | stored))
+    scored = await scorer.score(make_triggers(row), now_us=NOW_US)
+    assert scorer.waits == []
+    assert scored.scores["complete"].to_pylist() == [False]
+
+
+async def test_a_model_that_rejects_incomplete_rows_scores_the_others():
+    stored = {key: row for key, row in STORED.items() if key != ("carrier_trips", "UA")}
+    rows = make_triggers({}, {"carrier": "UA"}, {"distance": None, "tail_number": None}, {"flight_id": ""}, {})
+    spec, model = make_spec(on_incomplete="reject"), FakeModel()
+    scored = await make_scorer(spec=spec, reader=FakeReader(stored), model=model).score(rows, now_us=NOW_US)
+
+    assert scored.scores["entity"].to_pylist() == ["f0", "f4"]
+    assert scored.scored_rows.tolist() == [0, 4]
+    assert scored.dead_letters.drop_columns("reason").to_pylist() == [
+        # A default stands in for what a carrier without flights has done.
+        {"_row": 1, "detail": "no value for carrier_trips.last_delay (missing), expected all inputs"},
+        {
+            "_row": 2,
+            "detail": "no value for trips.distance (present), aircraft_trips.last_delay (missing), expected all inputs",
+        },
+        {"_row": 3, "detail": "`flight_id` is null or empty, expected what is scored"},
+    ]
+    assert scored.dead_letters["reason"].to_pylist() == ["incomplete_input", "incomplete_input", "missing_key"]
+    assert [len(batch) for batch in model.batches] == [2]
+    nothing = await make_scorer(spec=spec, model=model).score(make_triggers({"distance": None}), now_us=NOW_US)
+    assert (nothing.scores.num_rows, nothing.dead_letters.num_rows, len(model.batches)) == (0, 1, 1)
 
 
 async def test_a_row_that_names_nothing_to_score_is_a_dead_letter():

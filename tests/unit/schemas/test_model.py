@@ -41,6 +41,10 @@ def test_a_spec_pins_each_view_once_and_knows_by_which_column_to_look_it_up():
         ({"version": 1}, r"`version` is 1, expected digits"),
         ({"version": "v1"}, r"`version` is 'v1', expected digits"),
         ({"max_age": "soon"}, r"`max_age` is 'soon', expected a duration"),
+        ({"hold_for": "0s"}, r"`hold_for` is 0s, expected more than 0 and at most 1m"),
+        ({"hold_for": "61s"}, r"`hold_for` is 61s, expected more than 0 and at most 1m"),
+        ({"hold_for": "long"}, r"`hold_for` is 'long', expected a duration"),
+        ({"on_incomplete": "guess"}, r"`on_incomplete` is 'guess', expected one of \('score', 'reject'\)"),
         ({"max_age": "0s"}, r"`max_age` is 0s, expected more than 0; leave it out for no limit"),
         ({"inputs": ()}, r"`inputs` is empty, expected at least one"),
         (
