@@ -202,6 +202,10 @@ class _Run:
                 "client.id": "headrace-produce",
                 "log_level": _SILENT,
                 "enable.idempotence": True,
+                # A broker that starts again knows no producer whose newest record is older than a day, as all of these
+                # are, and takes any sequence number from it. With a second request under way, that one may be
+                # accepted before the first is sent again, which librdkafka takes for an acknowledgement of both.
+                "max.in.flight": 1,
                 "acks": "all",
                 "partitioner": "murmur2_random",  # what Java's producers do, so that keys meet in one partition
                 "linger.ms": 20,
