@@ -15,6 +15,7 @@ from streams.windowing.columns import BatchColumns, Pools, dtype_of, lists_to_ar
 from streams.windowing.hll import Sketches, SketchRows
 from streams.windowing.level import from_levels
 from streams.windowing.plan import PlannedFeature
+from streams.windowing.record import grown_rows
 from streams.windowing.register import (
     NEVER_US,
     CellReads,
@@ -143,13 +144,13 @@ class CellBank:
         return bool(self.tallies or self.sketches)
 
     def grow(self, capacity: int) -> None:
-        """Make room for cells below ``capacity``.
+        """Make room for cells below ``capacity``; new ones have to be reset before they are used.
 
         What is kept of a cell lies side by side, as it is read: of a million keys each array costs a cache miss a cell.
         """
-        self._records = np.empty((capacity, self.n_columns), dtype=np.int64)
+        self._records = grown_rows(self._records, capacity)
         for register in self.registers.values():
-            register.move(self._records)
+            register.bind(self._records)
 
     def reset(self, cells: Any) -> None:
         """Make new cells empty."""

@@ -129,7 +129,7 @@ class Sketches:
         for query, (start, length) in enumerate(zip(reads.starts.tolist(), reads.lengths.tolist(), strict=True)):
             found = [
                 self._sketches.get(cell) if version < 0 else as_of[version]
-                for cell, version in pairs[start : start + length]
+                for cell, version in pairs[start : start + length * reads.stride : reads.stride]
             ]
             if some := [sketch for sketch in found if sketch is not None]:
                 estimates[query] = estimate(*some, lg_k=self._lg_k)

@@ -51,6 +51,10 @@ class CellRows:
         return CellRows(self.order[rows], starts, self.lengths[cells], self.cells[cells], self.time_us[rows]), rows
 
 
+Places = Ints | slice
+"""Positions, one by one or as a range."""
+
+
 @dataclass(frozen=True)
 class CellReads:
     """What queries read: for each a segment of cells in time order, each in the state or as of a row of the batch.
@@ -65,6 +69,8 @@ class CellReads:
         leaves: The same queries over the cells that theirs were merged from in this batch, where any were: what is
             counted by value moves only when the batch becomes part of the state.
         gathered: What the state holds of each cell, ``(n_reads, n_columns)``; None: it is read from there.
+        stride: How far apart the reads of a query lie: 1, or the number of queries, all of which then have as many
+            reads: the first one of each query, then the second ones …
     """
 
     cells: Ints
@@ -75,11 +81,32 @@ class CellReads:
     span_us: Ints | int
     leaves: "CellReads | None" = None
     gathered: Ints | None = None
+    stride: int = 1
+
+    @classmethod
+    def side_by_side(cls, cells: Ints, versions: Ints, *, at_us: Ints, span_us: Ints | int) -> "CellReads":
+        """Reads of ``cells`` and ``versions``, ``(n_steps, n_queries)``."""
+        n_steps, n_queries = cells.shape
+        lengths = np.full(n_queries, n_steps)
+        starts = np.arange(n_queries)
+        return cls(cells.ravel(), versions.ravel(), starts, lengths, at_us, span_us, stride=n_queries)
 
     @cached_property
-    def steps(self) -> list[tuple[Ints, Ints]]:
+    def steps(self) -> list[tuple[Places, Places]]:
         """Queries and reads, side by side from the oldest cell on."""
+        n_queries = self.n_queries
+        if not len(self.cells):
+            return []
+        if self.stride == n_queries or (len(self.cells) == n_queries and (self.lengths == 1).all()):
+            return [(slice(0, n_queries), slice(at, at + n_queries)) for at in range(0, len(self.cells), n_queries)]
         return list(Steps(self.starts, self.lengths))
+
+    @property
+    def owners(self) -> Ints:
+        """Query of each read."""
+        if self.stride == 1:
+            return np.repeat(np.arange(self.n_queries), self.lengths)
+        return np.tile(np.arange(self.n_queries), len(self.cells) // self.stride)
 
     @property
     def n_queries(self) -> int:
@@ -130,13 +157,10 @@ class Register(ABC):
     def _empty(self, name: str) -> Any:
         return self.neutral[name]
 
-    def move(self, records: Ints) -> None:
-        """Move the state to the columns of larger arrays."""
+    def bind(self, records: Ints) -> None:
+        """Let the columns of these records hold the state."""
         for name, values in self.state.items():
-            moved = records[:, self.places[name]].view(values.dtype)
-            moved[: len(values)] = values
-            moved[len(values) :] = self._empty(name)
-            self.state[name] = moved
+            self.state[name] = records[:, self.places[name]].view(values.dtype)
 
     def reset(self, cells: Ints) -> None:
         """Make these cells empty."""
@@ -254,7 +278,7 @@ class DecayRegister(Register):
         newest, total = np.full(reads.n_queries, NEVER_US, dtype=np.int64), np.zeros(reads.n_queries)
         for queries, at in reads.steps:
             is_any = times[at] != NEVER_US
-            older, later = queries[is_any], at[is_any]
+            older, later = _chosen(queries, is_any), _chosen(at, is_any)
             before = newest[older]
             factor = decay(np.where(before == NEVER_US, 0, times[later] - before), self._half_life_us)
             total[older] = total[older] * factor + totals[later]
@@ -363,14 +387,20 @@ class EdgeRegister(Register):
             takes = times[at] != self._never
             if not self._is_last:
                 takes &= time_us[queries] == self._never
-            chosen[queries[takes]] = values[at[takes]]
-            time_us[queries[takes]] = times[at[takes]]
+            older, later = _chosen(queries, takes), _chosen(at, takes)
+            chosen[older] = values[later]
+            time_us[older] = times[later]
         return {"time_us": time_us, "value": chosen}
 
     def fold(self, reads: CellReads, running: Versions) -> Versions:
         """The value of that cell, and whether there is one."""
         merged = self.merge(reads, running)
         return {"has_value": merged["time_us"] != self._never, "value": merged["value"]}
+
+
+def _chosen(places: Places, is_chosen: Bools) -> Ints:
+    """Some of these positions."""
+    return places.start + np.flatnonzero(is_chosen) if isinstance(places, slice) else places[is_chosen]
 
 
 def _fold(ufunc: np.ufunc, reads: CellReads, values: Array, neutral: float) -> Array:

@@ -347,7 +347,7 @@ class SlidingState:
         return values
 
     def _read_windows(self, panes: Panes, as_of: Ints, scanned: Scanned, *, at_us: Ints) -> dict[str, pa.Array]:
-        return self.windows.read(panes, as_of, at_us=at_us, n_keys=self.keys.capacity, batch=scanned.windows)
+        return self.windows.read(panes, as_of, at_us=at_us, batch=scanned.windows)
 
     # Going on
 

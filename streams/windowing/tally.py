@@ -110,7 +110,7 @@ class Tally:
 
     def read(self, reads: CellReads, rows: TallyRows | None) -> ValueCounts:
         """Count the values of each query's cells, each as of its version."""
-        query = np.repeat(np.arange(reads.n_queries), reads.lengths)
+        query = reads.owners
         parts: list[tuple[Ints, Ints, Ints]] = []
         for cells, codes, counts in self.runs:
             low = np.searchsorted(cells, reads.cells)

@@ -1,7 +1,9 @@
 """Where the tiles of each key are: cells of a pool, chained by key from the newest tile to the oldest.
 
 Only tiles that have a row have a cell, so memory and the cost of a window follow the tiles that exist and not the
-number of slides in a window. In order, a key's new tile is put in front of its chain, which looks at one cell.
+number of slides in a window. In order, a key's new tile is put in front of its chain, which looks at one cell. Where
+all chains are short and about as long, they are walked side by side, and a window is a mask; else cells are sorted by
+key.
 """
 
 from dataclasses import dataclass
@@ -9,11 +11,51 @@ from typing import Final
 
 import numpy as np
 
+from streams.windowing.record import grown_rows, next_capacity, put_rows, zero_rows
 from streams.windowing.segment import Bools, Ints, expand, search
 
-_NONE: Final = -1
+NO_CELL: Final = 0
+"""A cell that is never in use: what holds the neutral value of each aggregate, and ends each chain."""
+_BEFORE_ALL: Final = -(2**63)
+"""Its tile."""
 _FIRST_CAPACITY: Final = 1_024
 _STEPS: Final = 3
+_LEAST_FILLED: Final = 4
+"""Chains are walked side by side while one in so many of the places that this takes is a cell."""
+
+
+@dataclass(frozen=True)
+class Chains:
+    """Cells of the key of each query, side by side.
+
+    Attributes:
+        cells: ``(depth, n_queries)`` the newest cell of each first, ``NO_CELL`` for none.
+        tiles: Their tiles.
+        segments: Where each stands among the cells of the batch, -1 for those that it has no row of.
+    """
+
+    cells: list[Ints]
+    tiles: list[Ints]
+    segments: list[Ints]
+
+    def window(self, first_tile: Ints, stop_tile: Ints) -> tuple[Ints, Ints]:
+        """Cells with ``first_tile <= tile < stop_tile``, ``(n_steps, n_queries)`` and the oldest first; their segments.
+
+        A query has ``NO_CELL`` wherever it has no cell that others have.
+        """
+        cells: list[Ints] = []
+        segments: list[Ints] = []
+        for cell, tile, segment in reversed(list(zip(self.cells, self.tiles, self.segments, strict=True))):
+            is_inside = (tile >= first_tile) & (tile < stop_tile)
+            if is_inside.all():
+                cells.append(cell)
+                segments.append(segment)
+            elif is_inside.any():
+                cells.append(np.where(is_inside, cell, NO_CELL))
+                segments.append(np.where(is_inside, segment, -1))
+        shape = len(cells), len(first_tile)
+        nothing = np.empty(shape, dtype=np.int64)
+        return (np.stack(cells), np.stack(segments)) if cells else (nothing, nothing)
 
 
 @dataclass(frozen=True)
@@ -67,35 +109,49 @@ class CellIndex:
 
 
 class TilePool:
-    """Cells of all live tiles of all keys."""
+    """Cells of all live tiles of all keys.
+
+    Attributes:
+        is_live: ``(capacity,)``.
+        tile, key, segment: Of each cell its tile, its key, and where it stands among those of the batch.
+    """
 
     def __init__(self) -> None:
-        self.is_live = np.empty(0, dtype=np.bool_)
-        # Side by side, as they are read.
-        self._records = np.empty((0, 3), dtype=np.int64)
-        self.key, self.tile, self._older = self._records.T
+        self._records = zero_rows(_FIRST_CAPACITY, 4)
+        self._records[NO_CELL] = _BEFORE_ALL, NO_CELL, -1, 0
+        self.tile, self._older, self.segment, self.key = self._records.T
+        self.is_live = np.zeros(_FIRST_CAPACITY, dtype=np.bool_)
         self._head = np.empty(0, dtype=np.int64)
         self._free = np.empty(0, dtype=np.int64)
+        self._n_begun = 1
 
     @property
     def capacity(self) -> int:
         """Number of cells there is room for."""
-        return len(self.tile)
+        return len(self._records)
 
     def has_tiles(self, keys: Ints) -> Bools:
         """Tell which keys have a tile."""
-        has_tiles: Bools = self._head[keys] != _NONE
+        has_tiles: Bools = self._head[keys] != NO_CELL
         return has_tiles
 
     def grow_keys(self, n_keys: int) -> None:
         """Make room for keys below ``n_keys``."""
         if n_keys > len(self._head):
-            size = max(n_keys, 2 * len(self._head))
-            self._head = np.concatenate([self._head, np.full(size - len(self._head), _NONE, dtype=np.int64)])
+            size = next_capacity(len(self._head), n_keys, fewest=_FIRST_CAPACITY)
+            self._head = grown_rows(self._head.reshape(-1, 1), size).ravel()
 
     def live_cells(self) -> Ints:
         """All live cells."""
         return np.flatnonzero(self.is_live)
+
+    def mark_batch(self, cells: Ints) -> None:
+        """Note where each of these stands among the cells of the batch."""
+        self.segment[cells] = np.arange(len(cells))
+
+    def clear_batch(self, cells: Ints) -> None:
+        """Forget what was marked."""
+        self.segment[cells] = -1
 
     def find_or_add(self, keys: Ints, tiles: Ints) -> tuple[Ints, Ints]:
         """Cell of each (key, tile); these must be distinct, each key's side by side with its tiles rising.
@@ -103,19 +159,18 @@ class TilePool:
         Returns:
             The cells, and the positions of those that are new.
         """
-        n_groups = len(keys)
-        at = self._head[keys]
-        newer = np.full(n_groups, _NONE, dtype=np.int64)
-        open_groups = np.flatnonzero(at != _NONE)
+        at: Ints = self._head.take(keys)
+        tile, older, *_ = self._records.take(at, axis=0).T
+        newer = np.full(len(keys), NO_CELL, dtype=np.int64)
+        is_found = tile == tiles
+        open_groups = np.flatnonzero(tile > tiles)
+        older = older[open_groups]
         while len(open_groups):
-            cells = at[open_groups]
-            is_past = self.tile[cells] > tiles[open_groups]
-            open_groups, cells = open_groups[is_past], cells[is_past]
-            newer[open_groups] = cells
-            at[open_groups] = self._older[cells]
-            open_groups = open_groups[at[open_groups] != _NONE]
-        is_found = at != _NONE
-        is_found[is_found] = self.tile[at[is_found]] == tiles[is_found]
+            newer[open_groups], at[open_groups] = at[open_groups], older
+            tile, older, *_ = self._records.take(older, axis=0).T
+            is_found[open_groups] = tile == tiles[open_groups]
+            is_past = tile > tiles[open_groups]
+            open_groups, older = open_groups[is_past], older[is_past]
         new = np.flatnonzero(~is_found)
         if len(new):
             at[new] = self._link(keys[new], tiles[new], older=at[new], newer=newer[new])
@@ -123,63 +178,75 @@ class TilePool:
 
     def _link(self, keys: Ints, tiles: Ints, *, older: Ints, newer: Ints) -> Ints:
         cells = self._allocate(len(keys))
-        self.key[cells], self.tile[cells], self.is_live[cells] = keys, tiles, True
         # New tiles of a key that fall into the same gap of its chain are linked to each other, oldest first.
         joins = np.zeros(len(keys), dtype=np.bool_)
         joins[1:] = (keys[1:] == keys[:-1]) & (newer[1:] == newer[:-1]) & (older[1:] == older[:-1])
-        self._older[cells] = older
-        self._older[cells[1:][joins[1:]]] = cells[:-1][joins[1:]]
+        behind = older.copy()
+        behind[1:][joins[1:]] = cells[:-1][joins[1:]]
+        put_rows(self._records, cells, np.stack([tiles, behind, np.full(len(keys), -1), keys], axis=1))
+        self.is_live[cells] = True
         is_last = np.ones(len(keys), dtype=np.bool_)
         is_last[:-1] = ~joins[1:]
-        is_front = is_last & (newer == _NONE)
+        is_front = is_last & (newer == NO_CELL)
         self._head[keys[is_front]] = cells[is_front]
-        is_inner = is_last & (newer != _NONE)
+        is_inner = is_last & (newer != NO_CELL)
         self._older[newer[is_inner]] = cells[is_inner]
         return cells
 
     def _allocate(self, n_cells: int) -> Ints:
-        if n_cells > len(self._free):
-            before = self.capacity
-            size = max(_FIRST_CAPACITY, 2 * before, before + n_cells)
-            self._free = np.concatenate([self._free, np.arange(before, size)])
-            records = np.zeros((size, 3), dtype=np.int64)
-            records[:before] = self._records
-            self._records = records
-            self.key, self.tile, self._older = records.T
-            self.is_live = np.concatenate([self.is_live, np.zeros(size - before, dtype=np.bool_)])
-        cells, self._free = self._free[:n_cells], self._free[n_cells:]
-        return cells
+        reused, self._free = self._free[:n_cells], self._free[n_cells:]
+        begun, self._n_begun = self._n_begun, self._n_begun + n_cells - len(reused)
+        if self._n_begun > self.capacity:
+            size = next_capacity(self.capacity, self._n_begun, fewest=_FIRST_CAPACITY)
+            self._records = grown_rows(self._records, size)
+            self.tile, self._older, self.segment, self.key = self._records.T
+            self.is_live = np.concatenate([self.is_live, np.zeros(size - len(self.is_live), dtype=np.bool_)])
+        return np.concatenate([reused, np.arange(begun, self._n_begun)])
 
     def drop_before(self, tile: int) -> Ints:
         """Free the cells of all tiles before ``tile`` and return them."""
-        dead = np.flatnonzero(self.is_live & (self.tile < tile))
+        live = self.live_cells()
+        is_dead = self.tile[live] < tile
+        dead: Ints = live[is_dead]
         if len(dead):
             self.is_live[dead] = False
-            live = self.live_cells()
-            older = self._older[live]
-            is_cut = older != _NONE
-            is_cut[is_cut] = ~self.is_live[older[is_cut]]
-            self._older[live[is_cut]] = _NONE
+            live = live[~is_dead]
+            self._older[live[~self.is_live[self._older[live]]]] = NO_CELL
             keys = self.key[dead]
-            heads = self._head[keys]
-            is_gone = heads != _NONE
-            is_gone[is_gone] = ~self.is_live[heads[is_gone]]
-            self._head[keys[is_gone]] = _NONE
+            self._head[keys[~self.is_live[self._head[keys]]]] = NO_CELL
             self._free = np.concatenate([self._free, dead])
         return dead
+
+    def walk(self, keys: Ints, *, most: int) -> Chains | None:
+        """Cells of each of these keys (repeats allowed); None where one has more than ``most``, or few have many."""
+        cells: list[Ints] = []
+        tiles: list[Ints] = []
+        segments: list[Ints] = []
+        at: Ints = self._head.take(keys)
+        n_found = 0
+        while n_open := np.count_nonzero(at):
+            n_found += n_open
+            if len(cells) == most or _LEAST_FILLED * n_found < (len(cells) + 1) * len(keys):
+                return None
+            tile, older, segment, _ = self._records.take(at, axis=0).T
+            cells.append(at)
+            tiles.append(tile)
+            segments.append(segment)
+            at = older
+        return Chains(cells, tiles, segments)
 
     def index(self, keys: Ints) -> CellIndex:
         """Index the cells of these distinct keys; queries name a key by its position in ``keys``."""
         owners, cells, at_tiles = [], [], []
         places, at = np.arange(len(keys), dtype=np.int64), self._head[keys]
         while True:
-            is_open = at != _NONE
+            is_open = at != NO_CELL
             places, at = places[is_open], at[is_open]
             if not len(at):
                 break
             owners.append(places)
             cells.append(at)
-            _, tile, older = self._records.take(at, axis=0).T
+            tile, older, *_ = self._records.take(at, axis=0).T
             at_tiles.append(tile)
             at = older
         lengths = np.zeros(len(keys), dtype=np.int64)

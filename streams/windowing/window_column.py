@@ -1,6 +1,6 @@
 """Window features of all keys, in columns: aggregates by cell, and the cells of each window."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -12,12 +12,15 @@ from streams.windowing.columns import BatchColumns, Pools
 from streams.windowing.pane import Panes
 from streams.windowing.plan import Plan, PlannedFeature, Scope
 from streams.windowing.register import CellReads, CellRows
-from streams.windowing.segment import Bools, Ints, Places, expand, find_segments, newest_until, stable_argsort
+from streams.windowing.segment import Bools, Ints, expand, find_segments, newest_until, stable_argsort
 from streams.windowing.snapshot import Content
 from streams.windowing.stored_code import CodeReader, CodeWriter
-from streams.windowing.tile import TilePool
+from streams.windowing.tile import NO_CELL, TilePool
 
 _VALUES_AT_ONCE: Final = 1 << 23
+_QUERIES_AT_ONCE: Final = 1 << 15
+"""So many that what is gathered for them stays in the cache."""
+_LONGEST_CHAIN: Final = 16
 
 
 @dataclass(frozen=True)
@@ -53,9 +56,9 @@ class WindowColumns:
         self.tiles = TilePool()
         self.bank = CellBank(self.features, pools=pools)
         self.horizon: int | None = None
-        self._segments = Places()
-        self._keys = Places()
         self._is_changed: Bools = np.empty(0, dtype=np.bool_)
+        self._grow()
+        self.bank.reset(np.array([NO_CELL]))
 
     def ends(self, tile: Ints) -> tuple[Ints, Ints]:
         """First and last window end that holds each tile."""
@@ -80,6 +83,7 @@ class WindowColumns:
         cells, new = self.tiles.find_or_add(ids[place[heads]], tile[heads])
         self._grow()
         self.bank.reset(cells[new])
+        self.tiles.mark_batch(cells)
         is_new = np.zeros(len(cells), dtype=np.bool_)
         is_new[new] = True
         rows = CellRows(order, starts, lengths, cells, time_us[order])
@@ -88,13 +92,13 @@ class WindowColumns:
     def _grow(self) -> None:
         if self.tiles.capacity > len(self._is_changed):
             self.bank.grow(self.tiles.capacity)
-            self._segments.grow(self.tiles.capacity)
             more = np.zeros(self.tiles.capacity - len(self._is_changed), dtype=np.bool_)
             self._is_changed = np.concatenate([self._is_changed, more])
 
     def commit(self, batch: WindowRows) -> None:
         """Make a batch part of the state."""
         self.bank.commit(batch.aggregates)
+        self.tiles.clear_batch(batch.rows.cells)
         self._is_changed[batch.rows.cells] = True
 
     def drop_before(self, tile: int) -> None:
@@ -103,50 +107,66 @@ class WindowColumns:
         if len(self.tiles.drop_before(tile)):
             self.bank.drop(self.tiles.is_live)
 
-    def read(
-        self, panes: Panes, as_of: Ints, *, at_us: Ints, n_keys: int, batch: WindowRows | None
-    ) -> dict[str, pa.Array]:
+    def read(self, panes: Panes, as_of: Ints, *, at_us: Ints, batch: WindowRows | None) -> dict[str, pa.Array]:
         """Value of each window feature for each pane, as of a row of the batch (-1: before it).
 
         ``at_us`` is the event time that each is evaluated at.
         """
         if not self.features:
             return {}
-        self._keys.grow(n_keys)
-        asked = panes.key[self._keys.last_of_each(panes.key)]
-        index = self.tiles.index(asked)
-        self._keys.mark(asked)
-        place = self._keys.of(panes.key)
-        self._keys.clear(asked)
-        rows = None if batch is None else batch.rows
-        if rows is not None:
-            self._segments.mark(rows.cells)
+        parts = [
+            self._read_some(Panes(panes.key[some], panes.end[some]), as_of[some], at_us[some], batch)
+            for some in (slice(at, at + _QUERIES_AT_ONCE) for at in range(0, max(len(panes), 1), _QUERIES_AT_ONCE))
+        ]
+        if len(parts) == 1:
+            return parts[0]
+        return {f.name: pa.concat_arrays([part[f.name] for part in parts]) for f in self.features}
+
+    def _read_some(self, panes: Panes, as_of: Ints, at_us: Ints, batch: WindowRows | None) -> dict[str, pa.Array]:
+        chains = self.tiles.walk(panes.key, most=_LONGEST_CHAIN)
+        if chains is None:
+            return self._read_sorted(panes, as_of, at_us, batch)
         values: dict[str, pa.Array] = {}
         stop = panes.end * self._plan.tiles_per_slide
-        for size in sorted({f.n_tiles for f in self.features}):
-            members = [f for f in self.features if f.n_tiles == size]
+        for size, members in self._by_size():
+            cells, segments = chains.window(stop - size, stop)
+            versions = self._versions(segments.ravel(), np.tile(as_of, len(cells)), batch).reshape(segments.shape)
+            span_us = self._plan.span_us(panes.end, size)
+            reads = CellReads.side_by_side(cells, versions, at_us=at_us, span_us=span_us)
+            values |= self.bank.read(members, reads, batch.aggregates if batch else None)
+        return values
+
+    def _read_sorted(self, panes: Panes, as_of: Ints, at_us: Ints, batch: WindowRows | None) -> dict[str, pa.Array]:
+        """Read windows whose chains differ much in length: only cells that are there are looked at."""
+        asked, place = np.unique(panes.key, return_inverse=True)
+        index = self.tiles.index(asked)
+        values: dict[str, pa.Array] = {}
+        stop = panes.end * self._plan.tiles_per_slide
+        for size, members in self._by_size():
             low, high = index.window(place, stop - size, stop)
             parts: list[dict[str, pa.Array]] = []
             for chunk in _chunks(high - low, at_once=max(1, _VALUES_AT_ONCE // (1 + self.bank.n_columns))):
                 lengths = (high - low)[chunk]
                 owner, within = expand(lengths)
                 cells = index.cells[low[chunk][owner] + within]
-                versions = self._versions(cells, as_of[chunk][owner], rows)
+                versions = self._versions(self.tiles.segment[cells], as_of[chunk][owner], batch)
                 span_us = self._plan.span_us(panes.end[chunk], size)
                 reads = CellReads(cells, versions, np.cumsum(lengths) - lengths, lengths, at_us[chunk], span_us)
                 parts.append(self.bank.read(members, reads, batch.aggregates if batch else None))
             values |= {f.name: pa.concat_arrays([part[f.name] for part in parts]) for f in members}
-        if rows is not None:
-            self._segments.clear(rows.cells)
         return values
 
-    def _versions(self, cells: Ints, as_of: Ints, rows: CellRows | None) -> Ints:
+    def _by_size(self) -> Iterator[tuple[int, list[PlannedFeature]]]:
+        for size in sorted({f.n_tiles for f in self.features}):
+            yield size, [f for f in self.features if f.n_tiles == size]
+
+    def _versions(self, segments: Ints, as_of: Ints, batch: WindowRows | None) -> Ints:
         """Row of ``CellRows`` as of which each cell is to be read, -1 for the state before the batch."""
-        versions = np.full(len(cells), -1, dtype=np.int64)
-        if rows is not None:
-            segment = self._segments.of(cells)
-            touched = np.flatnonzero(segment >= 0)
-            versions[touched] = newest_until(segment[touched], as_of[touched], rows.order, rows.starts, rows.lengths)
+        versions = np.full(len(segments), -1, dtype=np.int64)
+        if batch is not None:
+            rows, touched = batch.rows, np.flatnonzero(segments >= 0)
+            segment = segments[touched]
+            versions[touched] = newest_until(segment, as_of[touched], rows.order, rows.starts, rows.lengths)
         return versions
 
     def sum_bound(self, feature: PlannedFeature) -> int:
@@ -185,6 +205,7 @@ class WindowColumns:
         rows = np.arange(len(tile)) if self.horizon is None else np.flatnonzero(tile >= self.horizon)
         found, new = self.tiles.find_or_add(keys[rows], tile[rows])
         self._grow()
+        self.bank.reset(found[new])
         cells = np.full(len(tile), -1, dtype=np.int64)
         cells[rows[new]] = found[new]
         self.bank.read_part(content, cells, codes=codes, name="tiles")

@@ -54,6 +54,7 @@ def make_bank(cells: dict[int, list[tuple[int, int]]]) -> CellBank:
     pools = Pools(plan)
     bank = CellBank(list(plan.features), pools=pools)
     bank.grow(8)
+    bank.reset(np.arange(8))
     filled = {cell: rows for cell, rows in cells.items() if rows}
     flat = [row for rows in filled.values() for row in rows]
     if not flat:

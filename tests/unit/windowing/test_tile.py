@@ -4,7 +4,7 @@ import hypothesis.strategies as st
 import numpy as np
 from hypothesis import given, settings
 
-from streams.windowing.tile import TilePool
+from streams.windowing.tile import NO_CELL, TilePool
 
 STEPS = st.lists(
     st.one_of(
@@ -47,7 +47,50 @@ def check_index(pool: TilePool, model: dict[tuple[int, int], int]) -> None:
             low, high = index.window(np.array([position]), np.array([first]), np.array([stop]))
             expected = [cell for (k, tile), cell in sorted(model.items()) if k == key and first <= tile < stop]
             assert index.cells[low[0] : high[0]].tolist() == expected
+    check_chains(pool, model)
     assert pool.has_tiles(keys).tolist() == [any(k == key for k, _ in model) for key in keys.tolist()]
+
+
+def check_chains(pool: TilePool, model: dict[tuple[int, int], int]) -> None:
+    keys = np.array([4, 0, 4, 3], dtype=np.int64)
+    first, stop = np.array([-30, 0, 5, 5]), np.array([50, 10, 38, 6])
+    chains = pool.walk(keys, most=60)
+    if chains is None:
+        # Some are longer than the others.
+        depths = sorted(sum(k == key for k, _ in model) for key in keys.tolist())
+        assert depths[-1] > depths[0]
+        return
+    cells, segments = chains.window(first, stop)
+    for query, key in enumerate(keys.tolist()):
+        expected = [c for (k, t), c in sorted(model.items()) if k == key and first[query] <= t < stop[query]]
+        assert [cell for cell in cells[:, query].tolist() if cell != NO_CELL] == expected
+    assert (segments == -1).all()
+
+
+def test_a_chain_longer_than_asked_for_is_not_walked() -> None:
+    pool = TilePool()
+    pool.grow_keys(1)
+    pool.find_or_add(np.array([0, 0, 0]), np.array([1, 2, 3]))
+
+    assert pool.walk(np.array([0]), most=2) is None
+    assert pool.walk(np.array([0]), most=3) is not None
+
+
+def test_a_window_tells_which_of_its_cells_the_batch_has_rows_of() -> None:
+    pool = TilePool()
+    pool.grow_keys(2)
+    cells, _ = pool.find_or_add(np.array([0, 0, 1]), np.array([1, 2, 2]))
+    pool.mark_batch(cells[[2, 1]])
+    chains = pool.walk(np.array([0, 1]), most=4)
+    assert chains is not None
+    found, segments = chains.window(np.array([0, 0]), np.array([3, 3]))
+    assert found.tolist() == [[cells[0], NO_CELL], [cells[1], cells[2]]]
+    assert segments.tolist() == [[-1, -1], [1, 0]]
+
+    pool.clear_batch(cells[[2, 1]])
+    again = pool.walk(np.array([0, 1]), most=4)
+    assert again is not None
+    assert again.segments[0].tolist() == [-1, -1]
 
 
 def test_tiles_far_apart_are_indexed_too() -> None:
