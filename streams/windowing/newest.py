@@ -1,8 +1,7 @@
 """The N newest rows of each key by (event time, offset), in columns.
 
-A batch lays out, key by key, the rows kept so far followed by the new ones. Where a key's rows came in order, the N
-newest as of any row are a slice of that layout. Where not, the places of the N newest are listed for each row: side by
-side, the first new row of all such keys, then the second …; a key with many rows, or one that begins anew, by itself.
+A batch is laid out: the rows kept so far, N places a key, followed by the new ones. Which of these places are the N
+newest as of each row is listed by :mod:`streams.windowing.newest_order`.
 """
 
 import itertools
@@ -15,7 +14,8 @@ import numpy as np
 import pyarrow as pa
 
 from streams.windowing.columns import BatchColumns
-from streams.windowing.newest_order import LONG, LaidKeys, NewestLists
+from streams.windowing.newest_order import LONG, Lister, NewestOrder
+from streams.windowing.record import grown_rows, put_rows, zero_rows
 from streams.windowing.segment import Array, Bools, Ints, expand, find_segments, search
 
 _WORD_BYTES: Final = 8
@@ -47,36 +47,28 @@ class KeyRows:
 
 @dataclass(frozen=True)
 class Layout:
-    """A batch laid out: for each key the rows kept before, then its new rows that pass.
+    """A batch laid out: the rows kept before, key by key, then the new rows that pass.
 
     Attributes:
-        starts: Where each key's rows begin.
         time_us, columns, valid: The rows.
-        first: Where the N newest as of each row of ``KeyRows`` begin; meaningless for keys out of order.
-        n_kept: How many they are.
-        list_row: Row of ``listed`` for rows of keys that are out of order, else -1.
-        listed: The places of the newest rows, ascending.
+        order: The places of the newest ones as of each row of ``KeyRows``.
     """
 
-    starts: Ints
     time_us: Ints
     columns: dict[str, Array]
     valid: dict[str, Bools]
-    first: Ints
-    n_kept: Ints
-    list_row: Ints
-    listed: Ints
+    order: NewestOrder
 
 
 @dataclass(frozen=True)
 class NewestValues:
-    """The newest rows of each query, oldest first.
+    """The newest rows of each query, the newest in the last place.
 
     Attributes:
         n_kept: ``(n_queries,)``.
         columns: Values, ``(n_queries, N)`` each.
         valid: Where there is a row and its value is not null.
-        time_us: Event times, ``(n_queries, N)``; without columns where no feature asks for them.
+        time_us: Event times, ``(n_queries, N)``; without meaning where no feature asks for them.
     """
 
     n_kept: Ints
@@ -88,7 +80,8 @@ class NewestValues:
 class NewestRows:
     """Keeps the N newest rows that pass a filter, for every key.
 
-    They are kept in the order of (event time, offset); offsets need not be, for a new row has the highest.
+    They are kept in the order of (event time, offset), the newest in the last place; offsets need not be, for a new row
+    has the highest.
     """
 
     def __init__(self, *, size: int, filter_index: int | None, dtypes: dict[str, type], has_times: bool) -> None:
@@ -99,15 +92,13 @@ class NewestRows:
         n_flag_words = -(-size // _WORD_BYTES)
         widths = [1, size, *(size for _ in dtypes), *(n_flag_words for _ in dtypes)]
         self._edges: list[int] = np.cumsum([0, *widths]).tolist()
-        self._words: Ints = np.zeros((0, self._edges[-1]), dtype=np.int64)
+        self._words: Ints = zero_rows(0, self._edges[-1])
         self.n_kept, self.time_us, self.columns, self.valid = self._split(self._words)
 
     def grow(self, n_keys: int) -> None:
         """Make room for keys below ``n_keys``; what is kept of a key lies side by side, as it is read."""
-        words = np.zeros((n_keys, self._edges[-1]), dtype=np.int64)
-        words[: len(self._words)] = self._words
-        self._words = words
-        self.n_kept, self.time_us, self.columns, self.valid = self._split(words)
+        self._words = grown_rows(self._words, n_keys)
+        self.n_kept, self.time_us, self.columns, self.valid = self._split(self._words)
 
     def _split(self, words: Ints) -> tuple[Ints, Ints, dict[str, Array], dict[str, Bools]]:
         """Number of rows kept, event times, values and whether there is one, of keys by their words."""
@@ -116,16 +107,21 @@ class NewestRows:
         columns: dict[str, Array] = {name: next(parts).view(dtype) for name, dtype in self._dtypes.items()}
         return n_kept, time_us, columns, {name: next(parts).view(np.bool_)[:, : self.size] for name in self._dtypes}
 
+    def _is_row(self, n_kept: Ints) -> Bools:
+        """Places that hold a row."""
+        is_row: Bools = np.arange(self.size) >= self.size - n_kept[:, None]
+        return is_row
+
     def reset(self, keys: Ints) -> None:
         """Forget the rows of these keys."""
-        self.n_kept[keys] = 0
+        self._words[keys] = 0
 
     def to_table(self, ids: Ints, codes: dict[str, Callable[[Array], Array]]) -> pa.Table:
         """State as a table of one row for each row kept; keys are named by their position in ``ids``.
 
         ``codes`` tells how to store the codes of the columns that have them.
         """
-        key, at = np.nonzero(np.arange(self.size) < self.n_kept[ids][:, None])
+        key, at = np.nonzero(self._is_row(self.n_kept[ids]))
         columns = {"key": key, "time_us": self.time_us[ids[key], at]}
         for number, name in enumerate(self.columns):
             values = self.columns[name][ids[key], at]
@@ -141,7 +137,8 @@ class NewestRows:
         keep = np.flatnonzero(ids[columns["key"]] >= 0)
         columns = {name: values[keep] for name, values in columns.items()}
         starts, lengths = find_segments(columns["key"])
-        _, at = expand(lengths)
+        _, within = expand(lengths)
+        at = self.size - np.repeat(lengths, lengths) + within
         keys = ids[columns["key"]]
         self.n_kept[keys[starts]] = lengths
         self.time_us[keys, at] = columns["time_us"]
@@ -155,103 +152,72 @@ class NewestRows:
         passes = columns.passes(self.filter_index)[rows.order]
         before, before_us, before_columns, before_valid = self._split(self._words.take(rows.keys, axis=0))
         n_before = np.where(is_reset[rows.starts], 0, before)
-        owner = np.repeat(np.arange(len(rows.keys)), rows.lengths)
-        so_far = np.cumsum(passes)
-        before_key = so_far[rows.starts] - passes[rows.starts]
-        n_passed = so_far - before_key[owner]
-        n_new = n_passed[rows.last]
-        lengths = n_before + n_new
-        ends = np.cumsum(lengths)
-        starts = ends - lengths
-        total = int(ends[-1]) if len(ends) else 0
-        old_owner, old_within = expand(n_before)
-        old_at, new_at = starts[old_owner] + old_within, (starts + n_before)[owner[passes]] + n_passed[passes] - 1
-        new_rows = rows.order[passes]
-
-        def laid(kept: Array, fresh: Array) -> Array:
-            out = np.empty(total, dtype=kept.dtype)
-            out[old_at] = kept[old_owner, old_within]
-            out[new_at] = fresh
-            return out
-
-        time_us = laid(before_us, rows.time_us[passes])
-        n_versions = n_before[owner] + n_passed
-        n_kept = np.minimum(n_versions, self.size)
-        lists = NewestLists(self.size, n_rows=len(owner))
-        disordered, restarted = self._find_disordered(rows, is_reset, time_us, lengths)
-        if len(disordered) or len(restarted):
-            is_long = n_new[disordered] > LONG
-            place_of = np.full(len(owner), -1, dtype=np.int64)
-            place_of[passes] = new_at
-            laid_keys = LaidKeys(rows.starts, rows.lengths, starts, n_before, n_new, n_passed, place_of, time_us)
-            lists.add_side_by_side(disordered[~is_long], laid_keys)
-            for key in np.union1d(disordered[is_long], restarted).tolist():
-                lists.add_alone(key, laid_keys, is_reset=is_reset, n_kept=n_kept)
-        return Layout(
-            starts=starts,
-            time_us=time_us,
-            columns={c: laid(kept, columns.values(c)[0][new_rows]) for c, kept in before_columns.items()},
-            valid={c: laid(kept, columns.values(c)[1][new_rows]) for c, kept in before_valid.items()},
-            first=starts[owner] + np.maximum(n_versions - self.size, 0),
-            n_kept=n_kept,
-            list_row=lists.list_row,
-            listed=lists.listed(),
-        )
-
-    def _find_disordered(self, rows: KeyRows, is_reset: Bools, time_us: Ints, lengths: Ints) -> tuple[Ints, Ints]:
-        """Keys with a row out of order, and apart from those the keys that begin anew after their first row."""
-        key_of = np.repeat(np.arange(len(rows.keys)), lengths)
-        is_disordered = np.zeros(len(rows.keys), dtype=np.bool_)
-        is_disordered[key_of[1:][(time_us[1:] < time_us[:-1]) & (key_of[1:] == key_of[:-1])]] = True
-        is_restarted = np.zeros(len(rows.keys), dtype=np.bool_)
+        is_whole = bool(passes.all())
+        new_rows, new_us = (rows.order, rows.time_us) if is_whole else (rows.order[passes], rows.time_us[passes])
+        lister = Lister(before_us, n_before, passes=passes, new_us=new_us, starts=rows.starts, lengths=rows.lengths)
+        is_alone = lister.n_new > LONG
         later = is_reset.copy()
         later[rows.starts] = False
-        is_restarted[search(rows.starts, np.flatnonzero(later), side="right") - 1] = True
-        return np.flatnonzero(is_disordered & ~is_restarted), np.flatnonzero(is_restarted)
+        if later.any():
+            is_alone[search(rows.starts, np.flatnonzero(later), side="right") - 1] = True
+        lister.add_side_by_side(np.flatnonzero(~is_alone))
+        for key in np.flatnonzero(is_alone).tolist():
+            lister.add_alone(key, is_reset)
+
+        def laid(kept: Array, fresh: Array) -> Array:
+            return np.concatenate([kept.ravel(), fresh[new_rows]])
+
+        return Layout(
+            time_us=np.concatenate([before_us.ravel(), new_us]),
+            columns={c: laid(kept, columns.values(c)[0]) for c, kept in before_columns.items()},
+            valid={c: laid(kept, columns.values(c)[1]) for c, kept in before_valid.items()},
+            order=lister.order(),
+        )
 
     def read(self, keys: Ints, versions: Ints, layout: Layout | None) -> NewestValues:
         """Newest rows of each key, as of a row of ``KeyRows`` or (-1) of the state."""
-        in_batch = np.flatnonzero(versions >= 0)
         in_state = np.flatnonzero(versions < 0)
-        n_kept = np.zeros(len(keys), dtype=np.int64)
-        n_kept[in_state] = self.n_kept[keys[in_state]]
-        places = np.empty((0, self.size), dtype=np.int64)
-        if layout is not None and len(in_batch):
-            rows = versions[in_batch]
-            n_kept[in_batch] = layout.n_kept[rows]
-            places = self._places(layout, rows)
-        is_row = np.arange(self.size) < n_kept[:, None]
-        columns: dict[str, Array] = {}
-        valid: dict[str, Bools] = {}
-        for name, state in self.columns.items():
-            values = np.zeros((len(keys), self.size), dtype=state.dtype)
-            has_value = np.zeros((len(keys), self.size), dtype=np.bool_)
-            values[in_state], has_value[in_state] = state[keys[in_state]], self.valid[name][keys[in_state]]
-            if layout is not None and len(in_batch) and len(layout.time_us):
-                values[in_batch], has_value[in_batch] = layout.columns[name][places], layout.valid[name][places]
-            columns[name], valid[name] = values, has_value & is_row
-        time_us = np.zeros((len(keys), self.size if self._has_times else 0), dtype=np.int64)
-        if self._has_times:
-            time_us[in_state] = self.time_us[keys[in_state]]
-            if layout is not None and len(in_batch) and len(layout.time_us):
-                time_us[in_batch] = layout.time_us[places]
-        return NewestValues(n_kept, columns, valid, time_us)
+        if layout is None or len(in_state) == len(keys):
+            return self._of_state(keys)
+        if not len(in_state):
+            return self._of_batch(versions, layout)
+        in_batch = np.flatnonzero(versions >= 0)
+        place = np.empty(len(keys), dtype=np.int64)
+        place[np.concatenate([in_state, in_batch])] = np.arange(len(keys))
+        old, new = self._of_state(keys[in_state]), self._of_batch(versions[in_batch], layout)
+        return NewestValues(
+            n_kept=np.concatenate([old.n_kept, new.n_kept]).take(place),
+            columns={c: np.concatenate([old.columns[c], new.columns[c]]).take(place, axis=0) for c in old.columns},
+            valid={c: np.concatenate([old.valid[c], new.valid[c]]).take(place, axis=0) for c in old.valid},
+            time_us=np.concatenate([old.time_us, new.time_us]).take(place, axis=0),
+        )
 
-    def _places(self, layout: Layout, rows: Ints) -> Ints:
-        places: Ints = layout.first[rows][:, None] + np.arange(self.size)
-        if len(layout.listed):
-            list_row = layout.list_row[rows]
-            is_listed = list_row >= 0
-            places[is_listed] = layout.listed[list_row[is_listed]]
-        return np.clip(places, 0, max(len(layout.time_us) - 1, 0))
+    def _of_state(self, keys: Ints) -> NewestValues:
+        n_kept, time_us, columns, valid = self._split(self._words.take(keys, axis=0))
+        is_row = self._is_row(n_kept)
+        return NewestValues(n_kept, columns, {name: has_value & is_row for name, has_value in valid.items()}, time_us)
+
+    def _of_batch(self, versions: Ints, layout: Layout) -> NewestValues:
+        order = layout.order
+        lists = order.list_of[versions]
+        n_kept, places = order.n_kept[lists], order.lists.take(lists, axis=0)
+        is_row = self._is_row(n_kept)
+        return NewestValues(
+            n_kept,
+            {name: values.take(places) for name, values in layout.columns.items()},
+            {name: has_value.take(places) & is_row for name, has_value in layout.valid.items()},
+            layout.time_us.take(places) if self._has_times else places,
+        )
 
     def commit(self, rows: KeyRows, layout: Layout) -> None:
         """Make the newest rows as of each key's last row the state."""
-        last, keys = rows.last, rows.keys
-        self.n_kept[keys] = layout.n_kept[last]
-        if len(layout.time_us):
-            places = self._places(layout, last)
-            self.time_us[keys] = layout.time_us[places]
-            for name, values in self.columns.items():
-                values[keys] = layout.columns[name][places]
-                self.valid[name][keys] = layout.valid[name][places]
+        order = layout.order
+        lists = order.list_of[rows.last]
+        places = order.lists.take(lists, axis=0)
+        words = np.zeros((len(lists), self._edges[-1]), dtype=np.int64)
+        n_kept, time_us, columns, valid = self._split(words)
+        n_kept[:], time_us[:] = order.n_kept[lists], layout.time_us.take(places)
+        is_row = self._is_row(n_kept)
+        for name, values in columns.items():
+            values[:], valid[name][:] = layout.columns[name].take(places), layout.valid[name].take(places) & is_row
+        put_rows(self._words, rows.keys, words)

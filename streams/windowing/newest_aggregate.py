@@ -23,7 +23,7 @@ TIMED: Final = frozenset({"time_since_last", "decayed_sum"})
 def aggregate_newest(feature: PlannedFeature, newest: NewestValues, *, at_us: Ints, pools: Pools) -> pa.Array:
     """Value of a last-N feature for each query, evaluated at ``at_us``. Floats are folded from the oldest row on."""
     if feature.function == "time_since_last":
-        newest_us = newest.time_us[np.arange(len(at_us)), np.maximum(newest.n_kept, 1) - 1]
+        newest_us = newest.time_us[:, -1]
         return number_to_arrow(np.maximum(at_us - newest_us, 0), newest.n_kept > 0, feature.result_type)
     if feature.function == "decayed_sum":
         return _decayed(feature, newest, at_us)

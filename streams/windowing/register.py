@@ -89,7 +89,7 @@ class CellReads:
         n_steps, n_queries = cells.shape
         lengths = np.full(n_queries, n_steps)
         starts = np.arange(n_queries)
-        return cls(cells.ravel(), versions.ravel(), starts, lengths, at_us, span_us, stride=n_queries)
+        return cls(cells.ravel(), versions.ravel(), starts, lengths, at_us, span_us, stride=max(n_queries, 1))
 
     @cached_property
     def steps(self) -> list[tuple[Places, Places]]:

@@ -246,7 +246,7 @@ class WindowlessColumns:
         """Event time, rank below 0 and value (0 for null) of the rows that a last-N feature of a key runs over."""
         for group, members in zip(self.groups, self._members, strict=True):
             if feature in members:
-                kept = slice(int(group.n_kept[key]))
+                kept = slice(group.size - int(group.n_kept[key]), None)
                 values = np.where(group.valid[feature.source][key, kept], group.columns[feature.source][key, kept], 0)
                 columns = group.time_us[key, kept], np.arange(-len(values), 0), values
                 return list(zip(*(column.tolist() for column in columns), strict=True))
