@@ -93,7 +93,7 @@ def backfill(
     application = load_recorded_application(settings.application)
     view = application.view(view_name)
     engine.check_view(view)
-    wanted = {"from": _moment_us(from_, "--from"), "to": _moment_us(to, "--to")}
+    wanted = {"from": moment_us(from_, "--from"), "to": moment_us(to, "--to")}
     if wanted["from"] is not None and wanted["to"] is not None and wanted["from"] >= wanted["to"]:
         msg = f"`--from` is {from_} and `--to` is {to}, expected the earlier one first"
         raise ConfigError(msg)
@@ -194,7 +194,12 @@ def _try_rate(
     )
 
 
-def _moment_us(text: str | None, option: str) -> int | None:
+def moment_us(text: str | None, option: str) -> int | None:
+    """Read a date, or a time in RFC 3339, that an option was given; None where it was not.
+
+    Raises:
+        ConfigError: It is neither.
+    """
     if text is None:
         return None
     try:

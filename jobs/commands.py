@@ -44,6 +44,12 @@ COMMANDS: Final = {
         "Offline",
         "Make what was served anew from the raw records, by the same engine, and compare it value by value.",
     ),
+    "replay": _Entry(
+        "replay",
+        "replay",
+        "Offline",
+        "Put records through the live path once more, under names of their own, and compare with what was live.",
+    ),
     "tables": _Entry(
         "tables_command", "app", "Offline", "Tables of the offline store: how they stand, and their upkeep."
     ),

@@ -69,12 +69,12 @@ def parity(
         return int.from_bytes(digest) < sample * 2**64
 
     with mapped_errors(table_uri(settings.delta, view)):
-        spans, entities = _look(rows, view, is_sampled)
+        spans, entities = look(rows, view, is_sampled)
     values = None
     if online:
         redis_url = settings.address("redis")
         reach_redis(redis_url)
-        values = asyncio.run(_read(view, entities, redis_url=redis_url))
+        values = asyncio.run(read_online(view, entities, redis_url=redis_url))
     comparisons = _compare(
         view,
         log,
@@ -90,7 +90,7 @@ def parity(
     if as_json:
         typer.echo(json.dumps(_document(view, log, comparisons, shown=shown), indent=2, default=str))
     else:
-        _print(view, log, comparisons, shown=shown)
+        print_comparisons(comparisons, shown=shown, said=f"{view.name} v{view.version}, made anew from {log}")
     if any(comparison.mismatched for comparison in comparisons):
         raise typer.Exit(DIFFERENT)
 
@@ -103,7 +103,7 @@ def _compare(view: FeatureView, log: RecordLog, **options: Any) -> list[Comparis
         return compare(view, log, tell=lambda records: bar.advance(task, records), **options)
 
 
-def _look(
+def look(
     rows: ds.Dataset, view: FeatureView, is_sampled: Callable[[str | int], bool]
 ) -> tuple[dict[int, range], dict[int, set[str | int]]]:
     """Tell the source offsets that a table has rows of, from the first to the last, and its entities, by partition."""
@@ -123,7 +123,12 @@ def _look(
     return spans, entities
 
 
-async def _read(view: FeatureView, entities: dict[int, set[str | int]], *, redis_url: str) -> Online:
+async def read_online(view: FeatureView, entities: dict[int, set[str | int]], *, redis_url: str) -> Online:
+    """Read the online values of entities, by the partition that they are in.
+
+    Raises:
+        SinkError: The online store cannot be read.
+    """
     now_us = time.time_ns() // 1_000
     values: dict[int, list[OnlineValue]] = {}
     async with OnlineReader(redis_url) as reader:
@@ -168,14 +173,15 @@ def _document(view: FeatureView, log: RecordLog, comparisons: Sequence[Compariso
     }
 
 
-def _print(view: FeatureView, log: RecordLog, comparisons: Sequence[Comparison], *, shown: int) -> None:
+def print_comparisons(comparisons: Sequence[Comparison], *, shown: int, said: str) -> None:
+    """Print comparisons as a table, below it what they are of, and the first differences."""
     console = Console()
     table = Table("store", "rows", "values", "mismatches", "not judged", box=None, pad_edge=False)
     for found in comparisons:
         counts = (found.rows, found.values, found.mismatched, found.not_judged)
         table.add_row(found.store, *(f"{count:,}" for count in counts))
     console.print(table)
-    console.print(f"{view.name} v{view.version}, made anew from {log}", soft_wrap=True)
+    console.print(said, soft_wrap=True)
     listed = [mismatch for found in comparisons for mismatch in found.mismatches][:shown]
     for mismatch in listed:
         console.print(_said(mismatch), soft_wrap=True, markup=False, highlight=False)

@@ -88,12 +88,12 @@ def flights(
     arguments: dict[str, Any] = {
         "start": _read_time(start, option="--from"),
         "end": _read_time(end, option="--to"),
-        "speed": _read_speed(speed),
+        "speed": read_speed(speed),
     }
     for address in brokers.split(",") if brokers else ():
         _check_address(address)
     bootstrap = brokers or Settings.from_environment(os.environ).address("kafka")
-    with _stop_on_signal() as stop, _progress_bar("flights") as on_progress:
+    with stop_on_signal() as stop, _progress_bar("flights") as on_progress:
         summary = produce_flights(
             bootstrap,
             **arguments,
@@ -132,7 +132,12 @@ def _check_address(address: str) -> None:
         raise ConfigError(msg) from exc
 
 
-def _read_speed(text: str) -> float | None:
+def read_speed(text: str) -> float | None:
+    """Read how many times faster than real time; None for as fast as possible.
+
+    Raises:
+        ConfigError: It is neither.
+    """
     if text == "max":
         return None
     msg = f"--speed is {text!r}, expected a number above 0 such as 3600 (an hour each second), or 'max'"
@@ -146,7 +151,8 @@ def _read_speed(text: str) -> float | None:
 
 
 @contextmanager
-def _stop_on_signal() -> Iterator[threading.Event]:
+def stop_on_signal() -> Iterator[threading.Event]:
+    """Have Ctrl-C and SIGTERM set an event, for as long as the block takes."""
     stop = threading.Event()
 
     def ask_to_stop(_: int, __: FrameType | None) -> None:

@@ -74,12 +74,26 @@ def end_offsets(brokers: str, topic: str) -> dict[int, int]:
     Raises:
         ServiceError: The broker does not answer, or there is no such topic.
     """
+    return {number: edges.stop for number, edges in _edges(brokers, topic).items()}
+
+
+def first_offsets(brokers: str, topic: str) -> dict[int, int]:
+    """Tell the first offset that each partition of a topic still has: 0 where nothing has gone.
+
+    Raises:
+        ServiceError: The broker does not answer, or there is no such topic.
+    """
+    return {number: edges.start for number, edges in _edges(brokers, topic).items()}
+
+
+def _edges(brokers: str, topic: str) -> dict[int, range]:
+    """Tell the offsets of each partition, of what is there."""
     consumer = Consumer({"bootstrap.servers": brokers, "group.id": "headrace-read", "log_level": _SILENT})
     try:
         found = consumer.list_topics(topic, timeout=_TIMEOUT_S).topics[topic]
         if found.error is not None:
             raise KafkaException(found.error)
-        return {number: _end_offset(consumer, TopicPartition(topic, number)) for number in found.partitions}
+        return {number: _edges_of(consumer, TopicPartition(topic, number)) for number in found.partitions}
     except KafkaException as exc:
         raise _unreadable(brokers, topic, exc) from exc
     finally:
@@ -97,11 +111,11 @@ def _unreadable(brokers: str, topic: str, exc: KafkaException) -> ServiceError:
     )
 
 
-def _end_offset(consumer: Consumer, tp: TopicPartition) -> int:
+def _edges_of(consumer: Consumer, tp: TopicPartition) -> range:
     deadline = time.monotonic() + _TIMEOUT_S
     while True:
         try:
-            return int(consumer.get_watermark_offsets(tp, timeout=_TIMEOUT_S)[1])
+            return range(*consumer.get_watermark_offsets(tp, timeout=_TIMEOUT_S))
         except KafkaException as exc:
             # A topic that was just made has its leaders a moment later.
             if exc.args[0].code() not in _NOT_YET or time.monotonic() > deadline:

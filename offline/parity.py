@@ -134,9 +134,9 @@ def compare(
                 served = rows.to_table(filter=where & (pc.field("source_offset") < stretch.stop))
             if is_sampled is not None:
                 served = _sample(served, view.entity.key, is_sampled)
-            _compare_rows(view, served, chosen, span=span, into=offline)
+            compare_rows(view, served, chosen, span=span, into=offline)
             if values:
-                _compare_online(view, values, chosen, into=comparisons[-1])
+                compare_online(view, values, chosen, into=comparisons[-1])
         outside = (pc.field("source_offset") < offsets.start) | (pc.field("source_offset") >= offsets.stop)
         with mapped_errors(table_uri(root, view)):
             offline.not_judged += rows.count_rows(filter=(pc.field("source_partition") == number) & outside)
@@ -187,7 +187,16 @@ def _sample(rows: pa.Table, key: str, is_sampled: Callable[[str | int], bool]) -
     return rows.filter(chosen.take(keys.indices))
 
 
-def _compare_rows(view: FeatureView, served: pa.Table, made: pa.Table, *, span: range, into: Comparison) -> None:
+def compare_rows(view: FeatureView, served: pa.Table, made: pa.Table, *, span: range, into: Comparison) -> None:
+    """Compare rows that were served with rows made anew of the same stretch of source offsets.
+
+    Args:
+        view: The view.
+        served: Rows that were served, ``view.row_schema`` at least.
+        made: Rows made anew, the same.
+        span: Source offsets between which one that was not served is missing, and not just unknown.
+        into: Takes what is found.
+    """
     key = view.entity.key
     place = ["source_offset", key, "pane", "window_end", "pane_index"]
     names = [name for name in view.row_schema.names if name not in (*place, *_NO_VALUES)]
@@ -233,7 +242,8 @@ def _shown(value: Any, kind: pa.DataType) -> Any:
     return struct.unpack("d", struct.pack("q", value))[0] if value is not None and kind == pa.float64() else value
 
 
-Place = tuple[int, int, int, str | int]
+Place = tuple[int | None, int | None, int | None, str | int]
+"""Window end, pane index, source offset and entity of an online value."""
 
 
 def _by_place(values: Collection[OnlineValue]) -> dict[Place, OnlineValue]:
@@ -248,9 +258,9 @@ def _by_place(values: Collection[OnlineValue]) -> dict[Place, OnlineValue]:
     }
 
 
-def _compare_online(view: FeatureView, values: dict[Place, OnlineValue], made: pa.Table, *, into: Comparison) -> None:
+def compare_online(view: FeatureView, values: dict[Place, OnlineValue], made: pa.Table, *, into: Comparison) -> None:
     """Compare the values whose rows are among these, and take them off."""
-    wanted = pa.array(sorted({place[2] for place in values}), pa.int64())
+    wanted = pa.array(list({place[2] for place in values}), pa.int64())
     rows = made.filter(pc.is_in(made["source_offset"], value_set=wanted))
     times = {name: rows[name].cast(pa.int64()) for name in ("window_end", "event_time", "watermark", "broker_time")}
     for name, column in times.items():

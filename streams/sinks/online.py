@@ -145,6 +145,15 @@ class OnlineWriter:
         self._client = RedisClient(redis_url, timeout_s=timeout_s)
         self._prefix = prefix
 
+    async def forget(self, view_name: str) -> int:
+        """Delete all values of a view of this name, in any version; returns how many there were.
+
+        Raises:
+            SinkRejectedError: The user may not: it takes ``+scan +unlink``.
+            SinkUnavailableError: Redis does not answer; it may be called again.
+        """
+        return await self._client.delete_matching(f"{self._prefix}:{view_name}:*")
+
     async def write(self, rows: pa.Table, *, view: FeatureView) -> WriteResult:
         """Store the newest row of each entity, in one round trip.
 

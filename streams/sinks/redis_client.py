@@ -153,6 +153,17 @@ class RedisClient:
         with self._mapped_errors():
             return await self._repeated(send)
 
+    async def delete_matching(self, pattern: str) -> int:
+        """Delete the keys of a pattern, which takes a look at every key there is; returns how many there were.
+
+        The user needs ``+scan +unlink`` for it, which no other call does.
+        """
+        n_deleted = 0
+        with self._mapped_errors():
+            async for key in self._client.scan_iter(match=pattern, count=1_000):
+                n_deleted += await self._client.unlink(key)
+        return n_deleted
+
     async def _repeated(self, send: Callable[[], Awaitable[list[Any]]]) -> list[Any]:
         """Send, and once more after a failover: only a new connection asks the sentinels who the master is."""
         try:
