@@ -10,7 +10,9 @@ import typer
 from jobs.bench.figure import Figure, print_figures
 from schemas.errors import ConfigError
 
-BENCHMARKS: Final = {name: f"jobs.bench.{name}" for name in ("engine", "live", "offline", "online", "scoring", "soak")}
+BENCHMARKS: Final = {
+    name: f"jobs.bench.{name}" for name in ("engine", "live", "offline", "online", "producers", "scoring", "soak")
+}
 """Modules of the benchmarks, by name; each has ``run(quick=…, tell=…)``, which gives its figures."""
 
 

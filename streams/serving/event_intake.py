@@ -23,6 +23,7 @@ from streams.observability.serving import ServingMetrics
 from streams.serving.edge import RefusedError
 from streams.serving.event_admission import AdmittedEvent, EventAdmission, Refusal
 from streams.serving.gate import Gate
+from streams.serving.joint_admission import JointAdmission
 from streams.serving.once import Claim, Once
 from streams.serving.producer_store import ProducerStore
 from streams.serving.sent import ONCE_HEADER
@@ -32,8 +33,6 @@ MAX_BATCH_BYTES: Final = 8 * 2**20
 MAX_BATCH_EVENTS: Final = 10_000
 MAX_REQUESTS: Final = 256
 """Requests with events that are worked on at a time: while Kafka is away, they must not keep readers out."""
-THREAD_BYTES: Final = 65_536
-"""From so many bytes on events are judged in a thread, so that readers need not wait."""
 MAX_SEARCHES: Final = 2
 """Searches for what was sent under an idempotency key that go on at a time."""
 _RETRY_MS: Final = 1_000
@@ -85,6 +84,7 @@ class EventIntake:
         self._store = store
         self._make_producer = make_producer
         self._find_sent = find_sent
+        self._joint = {topic: JointAdmission(admission, now_us=self.now_us) for topic, admission in admissions.items()}
         self._searching = asyncio.Semaphore(MAX_SEARCHES)
         self._metrics = metrics
         self._clock_us = clock_us
@@ -166,25 +166,21 @@ class EventIntake:
         if claim is not None and claim.is_taken_over:
             async with self._searching:
                 known = await asyncio.to_thread(self._find_sent, topic, tag=claim.tag, since_ms=claim.since_ms)
-        now_us = self.now_us()
-        if sum(map(len, values)) < THREAD_BYTES:
-            judged = admission.admit(values, now_us=now_us)
-        else:
-            judged = await asyncio.to_thread(admission.admit, values, now_us=now_us)
+        judged = await self._joint[topic].admit(values)
         to_send: dict[int, EventRecord] = {}
-        for index, (event, request_id) in enumerate(zip(judged, request_ids, strict=True)):
+        for index, (event, request_id) in enumerate(zip(judged.events, request_ids, strict=True)):
             if isinstance(event, AdmittedEvent) and index not in known:
                 headers = [(REQUEST_ID_HEADER, request_id.encode())]
                 if claim is not None:
                     headers.append((ONCE_HEADER, f"{claim.tag}:{index}".encode()))
                 to_send[index] = EventRecord(key=event.key, value=event.value, headers=headers)
         try:
-            sent = await self._send(topic, list(to_send.values()), timestamp_ms=now_us // 1_000, claim=claim)
+            sent = await self._send(topic, list(to_send.values()), timestamp_ms=judged.now_us // 1_000, claim=claim)
         except SinkUnavailableError:
             self._metrics.events_taken(topic, {"unavailable": len(to_send)})
             raise
         found: dict[int, Outcome] = {**known, **dict(zip(to_send, sent, strict=True))}
-        for index, event in enumerate(judged):
+        for index, event in enumerate(judged.events):
             if not isinstance(event, AdmittedEvent):
                 found.setdefault(index, event)
         outcomes = [found[index] for index in range(len(values))]

@@ -92,7 +92,8 @@ class EventProducer:
             "enable.idempotence": True,
             "acks": "all",
             "partitioner": "murmur2_random",  # what Java's producers do, so that keys meet in one partition
-            "linger.ms": 5,
+            "linger.ms": 1,  # callers wait for it; those who send at the same time share a batch all the same
+            "socket.nagle.disable": True,
             "compression.type": "lz4",
             "message.max.bytes": MAX_RECORD_BYTES,
             "queue.buffering.max.kbytes": _MAX_QUEUED_KBYTES,

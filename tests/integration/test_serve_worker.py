@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+from asyncio.base_events import _set_nodelay  # type: ignore[attr-defined]
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pytest
 
 from infra.local.port import choose_ports
 from infra.local.process import wait_until
+from jobs.serve import _listening
 from tests.support.running import SHIPPED_MODELS
 
 
@@ -120,3 +122,12 @@ def test_a_port_that_is_taken_is_a_wrong_setting(redis_url: str, tmp_path: Path)
         )
     assert ended.returncode == 2
     assert f"the API cannot be served on 127.0.0.1:{port}" in ended.stderr
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+def test_no_part_of_an_answer_waits_for_the_one_before_it_to_be_acknowledged(address: str) -> None:
+    with _listening(address, 0) as listener:
+        listener.listen()
+        with socket.create_connection(listener.getsockname()[:2]), listener.accept()[0] as accepted:
+            _set_nodelay(accepted)  # as asyncio does with each connection
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

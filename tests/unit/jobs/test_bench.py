@@ -289,7 +289,7 @@ def test_a_benchmark_that_is_not_there_is_refused(name: str) -> None:
     result = CliRunner().invoke(app, ["bench", name])
 
     assert isinstance(result.exception, ConfigError)
-    names = ["engine", "live", "offline", "online", "scoring", "soak"]
+    names = ["engine", "live", "offline", "online", "producers", "scoring", "soak"]
     assert str(result.exception) == f"benchmark '{name}' is not there, expected one of {names}"
 
 
