@@ -22,6 +22,7 @@ from jobs.application import load_application
 from jobs.backfill import Source, record_log
 from jobs.reach import reach_redis
 from jobs.record_bar import record_bar
+from jobs.recorded_scores import read_scores
 from jobs.settings import Settings
 from offline.parity import Comparison, Mismatch, Online, compare
 from schemas.errors import ServiceError
@@ -44,6 +45,9 @@ def parity(
     ] = Source.DELTA,
     sample: Annotated[float, typer.Option(min=0.0, max=1.0, help="Share of the entities whose rows to compare.")] = 1.0,
     online: Annotated[bool, typer.Option("--online/--no-online", help="Compare the online store too.")] = True,
+    scores: Annotated[
+        bool, typer.Option("--scores", help="Compare which rows the scores say that they were made of.")
+    ] = False,
     shown: Annotated[int, typer.Option("--list", min=0, help="How many mismatches to list.")] = 20,
     metrics_file: Annotated[
         Path | None,
@@ -55,7 +59,8 @@ def parity(
 
     Rows of the offline store and values of the online store are compared to the bit. What the log has no records of
     (yet) is not judged, and counted. A sample of entities saves comparing, not computing: watermarks need every record.
-    Exit code 3 where something differs.
+    With `--scores` each score of a model that reads the view is compared too: the row that it says it was made of must
+    be one that the records make. Exit code 3 where something differs.
     """
     settings = Settings.from_environment(os.environ)
     application = load_application(settings.application)
@@ -83,6 +88,7 @@ def parity(
         root=settings.delta,
         spans=spans,
         online=values,
+        reads=read_scores(application, view, settings) if scores else (),
         is_sampled=None if sample == 1.0 else is_sampled,
     )
     if metrics_file is not None:

@@ -12,7 +12,7 @@ the batches decided which are there: one that is not there is no difference, one
 import struct
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import polars as pl
 import pyarrow as pa
@@ -22,7 +22,7 @@ import pyarrow.dataset as ds
 from offline.backfill import PartitionPlan, as_of_each, check_view, make_pipeline, own_rows
 from schemas.row import ORIGIN_COLUMNS, Pane
 from schemas.view import FeatureView
-from streams.ports import RecordLog
+from streams.ports import LogPart, RecordLog
 from streams.sinks.delta import mapped_errors
 from streams.sinks.offline import table_uri
 from streams.sinks.online import OnlineValue, Status
@@ -86,6 +86,18 @@ class Comparison:
                 self.mismatches.append(mismatch)
 
 
+class Reads(Protocol):
+    """Something that names rows of the view, and is compared with them as they are made anew."""
+
+    def see(self, made: pa.Table) -> None:
+        """Compare what is of these rows, ``view.row_schema``."""
+        ...
+
+    def finish(self, parts: Mapping[int, LogPart]) -> Comparison:
+        """Judge what is left, once all rows have been seen; ``parts`` says what the log has."""
+        ...
+
+
 Online = Mapping[int, Sequence[OnlineValue]]
 """Values of the online store, by the partition that their entity is in."""
 
@@ -99,6 +111,7 @@ def compare(
     root: str,
     spans: Mapping[int, range],
     online: Online | None,
+    reads: Sequence[Reads] = (),
     is_sampled: Callable[[str | int], bool] | None = None,
     tell: Callable[[int], object] = lambda _: None,
 ) -> list[Comparison]:
@@ -112,6 +125,7 @@ def compare(
         root: Root of the offline store, for messages.
         spans: By partition, from the first source offset that has a row in the table to the last.
         online: Values of the online store, read before the log's end is looked for; None to leave it out.
+        reads: What else names rows of the view; sees those of all entities.
         is_sampled: Whether rows of an entity are compared; None for all.
         tell: Told of each batch how many records it had.
 
@@ -128,6 +142,8 @@ def compare(
         span = spans.get(number, range(0))
         values = _by_place((online or {}).get(number, ()))
         for stretch, made in _stretches(view, log, number, offsets, application=application, tell=tell):
+            for read in reads:
+                read.see(made)
             chosen = made if is_sampled is None else _sample(made, view.entity.key, is_sampled)
             where = (pc.field("source_partition") == number) & (pc.field("source_offset") >= stretch.start)
             with mapped_errors(table_uri(root, view)):
@@ -147,7 +163,7 @@ def compare(
                 comparisons[-1].found([_of_row("online", "unexpected", value.entity, lineage)])
             else:
                 comparisons[-1].not_judged += 1
-    return comparisons
+    return [*comparisons, *(read.finish(parts) for read in reads)]
 
 
 def _stretches(
