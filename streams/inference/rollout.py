@@ -24,6 +24,9 @@ from schemas.model import ServedVersion
 SHARES: Final = (0.01, 0.05, 0.25, 0.5)
 """Shares of the entities that a canary goes through before it is promoted."""
 _HASHES: Final = 2**64
+CHANCE: Final = 4.0
+"""Standard deviations that are put down to chance: each step is judged some hundred times, mostly by few rows."""
+_EXPECTED_ROWS: Final = 5
 
 
 class Stage(StrEnum):
@@ -41,7 +44,7 @@ class Stage(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What a candidate may be worse by.
+    """What a candidate may be worse by, where chance alone would not have it so among so few rows.
 
     Attributes:
         window_us: How long each step lasts.
@@ -72,7 +75,8 @@ class Evidence:
     Attributes:
         rows: Rows given to it.
         failures: Those of them that it had no valid answer to.
-        p99_ms: Its latency; NaN where nothing was measured.
+        p99_ms: Latency of its requests; NaN where nothing was measured.
+        p99_above_ms: What that is above for certain, however few requests there were; NaN where that is nothing.
         scores: Counts of its scores by bins, the same for all versions.
         labelled: Scores whose label has come.
         squared_error: Sum of squared differences of those from their labels.
@@ -81,6 +85,7 @@ class Evidence:
     rows: int = 0
     failures: int = 0
     p99_ms: float = math.nan
+    p99_above_ms: float = math.nan
     scores: tuple[int, ...] = ()
     labelled: int = 0
     squared_error: float = 0.0
@@ -244,21 +249,51 @@ def _fault(tried: Evidence, base: Evidence, limits: Limits) -> str | None:
     if tried.rows < limits.min_rows:
         return None
     failed, before = (each.failures / max(each.rows, 1) for each in (tried, base))
-    if failed > before + limits.max_failures:
+    pooled = (tried.failures + base.failures) / (tried.rows + base.rows)
+    spread = math.sqrt(pooled * (1 - pooled) * (1 / tried.rows + (1 / base.rows if base.rows else 0)))
+    if failed - before > max(limits.max_failures, CHANCE * spread):
         return f"{failed:.2%} of its rows failed, {before:.2%} of the champion's"
     return _difference(tried, base, limits) if base.rows >= limits.min_rows else None
 
 
 def _difference(tried: Evidence, base: Evidence, limits: Limits) -> str | None:
-    if tried.p99_ms > base.p99_ms * limits.max_slowdown:
+    if tried.p99_above_ms > base.p99_ms * limits.max_slowdown:
         return f"its p99 is {tried.p99_ms:.1f} ms, the champion's {base.p99_ms:.1f} ms"
-    if tried.scores and (drift := stability_index(tried.scores, base.scores)) > limits.max_drift:
-        return f"its scores are distributed otherwise than the champion's, PSI {drift:.2f}"
+    if _differ(tried.scores, base.scores):
+        drift = stability_index(tried.scores, base.scores)
+        if drift > limits.max_drift:
+            return f"its scores are distributed otherwise than the champion's, PSI {drift:.2f}"
     if min(tried.labelled, base.labelled) >= limits.min_rows:
         loss, held = (each.squared_error / each.labelled for each in (tried, base))
         if loss > held + limits.max_loss:
             return f"its Brier score is {loss:.3f}, the champion's {held:.3f}"
     return None
+
+
+def _differ(found: Sequence[int], expected: Sequence[int]) -> bool:
+    """Tell whether two histograms differ by more than chance: a chi-square test of two samples.
+
+    The stability index itself does not tell: of the same distribution it is above 0.2 where rows are few or bins thin.
+    Neighbouring bins are taken together until each is expected to hold five rows of the smaller sample. The quantile is
+    by E. B. Wilson and M. M. Hilferty, The Distribution of Chi-Square, 1931.
+    """
+    n, m = sum(found), sum(expected)
+    if not n or not m:
+        return False
+    bins, pending = [], np.zeros(2)
+    for counts in zip(found, expected, strict=True):
+        pending = pending + counts
+        if pending.sum() * min(n, m) >= _EXPECTED_ROWS * (n + m):
+            bins.append(pending)
+            pending = np.zeros(2)
+    if len(bins) < 2:
+        return False
+    bins[-1] = bins[-1] + pending
+    one, other = np.array(bins).T
+    freedom = len(bins) - 1
+    spread = 2 / (9 * freedom)
+    quantile = freedom * (1 - spread + CHANCE * math.sqrt(spread)) ** 3
+    return float(np.sum((one * math.sqrt(m / n) - other * math.sqrt(n / m)) ** 2 / (one + other))) > quantile
 
 
 def _see_startable(state: Rollout, candidate: ServedVersion, *, expected: tuple[Stage, ...]) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from schemas.model import ModelOutput
-from streams.inference.rollout import Evidence
+from streams.inference.rollout import CHANCE, Evidence
 
 Counts = NDArray[np.int64]
 
@@ -29,7 +29,7 @@ class Tally:
     Attributes:
         rows: Rows given to it.
         failures: Those of them that it had no valid answer to.
-        latency: Rows by how long their request took, in bins.
+        latency: Requests by how long they took, in bins.
         scores: Scores by value, in the bins of :func:`score_bins`; empty before the first.
         compared: Rows that the champion has answered too, in a shadow.
         difference_sum: Sum of the absolute differences of those.
@@ -56,7 +56,7 @@ class Tally:
         self.rows += rows
         self.failures += failures
         place = math.ceil(math.log2(max(took_ms, _FIRST_MS) / _FIRST_MS) * _BINS_PER_DOUBLING)
-        self.latency[min(place, _LATENCY_BINS - 1)] += rows
+        self.latency[min(place, _LATENCY_BINS - 1)] += 1
         self.scores = scores.copy() if not self.scores.size else self.scores + scores
 
     def compare(self, differences: NDArray[np.float64]) -> None:
@@ -67,18 +67,37 @@ class Tally:
 
     @property
     def p99_ms(self) -> float:
-        """Time that 99 of 100 rows were answered within; NaN where there are none."""
-        total = int(self.latency.sum())
-        if not total:
-            return math.nan
-        place = int(np.searchsorted(np.cumsum(self.latency), math.ceil(0.99 * total)))
-        return float(_FIRST_MS * 2 ** (place / _BINS_PER_DOUBLING))
+        """Time that 99 of 100 requests were answered within; NaN where there are none."""
+        n_requests = int(self.latency.sum())
+        return self._took_ms(math.ceil(0.99 * n_requests)) if n_requests else math.nan
+
+    @property
+    def p99_above_ms(self) -> float:
+        """Time that more requests took than one in a hundred would by chance; NaN where there are too few of them.
+
+        Of n requests, those above the 99th percentile are n/100 with a standard deviation of sqrt(n)/10, and hardly
+        ever as many as four of them above that; three more, for where they are too few for a normal distribution.
+        """
+        n_requests = int(self.latency.sum())
+        rank = n_requests - math.ceil(n_requests / 100 + CHANCE * math.sqrt(n_requests) / 10 + 3)
+        return self._took_ms(rank) if rank > 0 else math.nan
 
     @property
     def evidence(self) -> Evidence:
         """What a rollout is decided by."""
         scores = tuple(int(count) for count in self.scores)
-        return Evidence(rows=self.rows, failures=self.failures, p99_ms=self.p99_ms, scores=scores)
+        return Evidence(
+            rows=self.rows,
+            failures=self.failures,
+            p99_ms=self.p99_ms,
+            p99_above_ms=self.p99_above_ms,
+            scores=scores,
+        )
+
+    def _took_ms(self, rank: int) -> float:
+        """What the request of a rank took, the fastest being the first."""
+        place = int(np.searchsorted(np.cumsum(self.latency), rank))
+        return float(_FIRST_MS * 2 ** (place / _BINS_PER_DOUBLING))
 
     def to_document(self) -> dict[str, Any]:
         """Everything, as JSON has it."""

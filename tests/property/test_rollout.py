@@ -1,5 +1,6 @@
 """Rollouts: sticky splits, and no bad version that stays."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -21,14 +22,18 @@ from streams.inference.rollout import (
     start_canary,
     start_shadow,
 )
+from streams.inference.tally import Tally, score_bins
+from tests.support.scoring import make_spec
 
 OLD, NEW, OTHER = (ServedVersion(version=str(n), sha256=f"{n}" * 64) for n in (1, 2, 3))
 STABLE = Rollout(model="delay", champion=OLD)
 WINDOW_US = Limits().window_us
-GOOD = Evidence(rows=1_000, failures=1, p99_ms=10.0, scores=(500, 300, 200), labelled=500, squared_error=50.0)
+GOOD = Evidence(
+    rows=1_000, failures=1, p99_ms=10.0, p99_above_ms=8.0, scores=(500, 300, 200), labelled=500, squared_error=50.0
+)
 BAD = {
     "failures": (replace(GOOD, failures=50), "5.00% of its rows failed, 0.10% of the champion's"),
-    "latency": (replace(GOOD, p99_ms=16.0), "its p99 is 16.0 ms, the champion's 10.0 ms"),
+    "latency": (replace(GOOD, p99_ms=16.0, p99_above_ms=15.5), "its p99 is 16.0 ms, the champion's 10.0 ms"),
     "scores": (replace(GOOD, scores=(200, 300, 500)), "PSI"),
     "quality": (replace(GOOD, squared_error=100.0), "its Brier score is 0.200, the champion's 0.100"),
 }
@@ -105,6 +110,38 @@ def test_too_few_rows_prolong_a_step():
     few = replace(BAD["failures"][0], rows=199, failures=199)
 
     assert observe(state, champion=GOOD, candidate=few, now_us=10 * WINDOW_US) == state
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize(("failing", "rows_per_request"), [(0.0, 1), (0.02, 20), (0.1, 1)])
+def test_chance_alone_takes_no_version_back(seed: int, failing: float, rows_per_request: int):
+    """Two versions that do the very same are judged after each request, from the fewest rows on."""
+    random = np.random.default_rng(seed)
+    output = make_spec().outputs[0]
+    state, seen = start_canary(STABLE, NEW, now_us=0, shares=[0.5]), (Tally(), Tally())
+    for _ in range(200):
+        for tally in seen:
+            tally.add(
+                rows=rows_per_request,
+                failures=int(random.binomial(rows_per_request, failing)),
+                took_ms=float(random.lognormal(2.0, 0.4)),
+                scores=score_bins(output, random.beta(2, 5, rows_per_request)),
+            )
+        champion, candidate = (tally.evidence for tally in seen)
+        limits = Limits(min_rows=50)
+        assert observe(state, champion=champion, candidate=candidate, now_us=1, limits=limits) is state
+
+
+def test_a_p99_is_certain_only_of_many_requests():
+    tally = Tally()
+    none = score_bins(make_spec().outputs[0], np.empty(0))
+    for number in range(1, 1_001):
+        tally.add(rows=1, failures=0, took_ms=1.0 if number % 20 else 100.0, scores=none)
+        if number == 20:
+            assert tally.p99_ms > 90
+            assert tally.p99_above_ms < 1.1, "one request in twenty was slow: that may be the one in a hundred"
+    assert tally.p99_above_ms > 90, "it was one in twenty all along"
+    assert math.isnan(Tally().p99_above_ms)
 
 
 def test_an_a_b_test_is_not_promoted_by_itself_but_is_rolled_back():

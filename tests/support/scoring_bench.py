@@ -1,10 +1,12 @@
 """A model of a test's own, and real workers that score with it what is put on its trigger topic."""
 
+import contextlib
 import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,8 @@ from jobs.topic_reader import read_topic
 from jobs.topics import ensure_topics, plan_topics
 from schemas.model import ModelSpec
 from schemas.view import FeatureView
-from streams.inference.rollout_log import RolloutLog
+from streams.inference.rollout import Stage
+from streams.inference.rollout_log import Entry, RolloutLog
 from streams.wire import encode_rows
 from tests.support.kafka import TIMEOUT_S, produce
 from tests.support.scoring import make_triggers
@@ -32,7 +35,7 @@ from tests.support.scoring import AIRCRAFT, CARRIERS, make_spec, make_trigger_vi
 
 trips = make_trigger_view(name="trips_of_{name}")
 VIEWS = [trips, CARRIERS, AIRCRAFT]
-LADDER = Ladder(waived=("cache", "light_model"), rules=(Rule("true", {{"probability": 0.125}}),), timeout="2s")
+LADDER = Ladder(waived=("cache", "light_model"), rules=(Rule("true", {{"probability": 0.125}}),), timeout="20s")
 MODELS = [make_spec(name="{name}", view=trips, ladder=LADDER)]
 """
 
@@ -169,6 +172,53 @@ class ScoringBench:
         """Rows that the workers have told to have given a version since the present generation began."""
         rows: int = self.models("status")["versions"][version]["rows"]
         return rows
+
+    @contextlib.contextmanager
+    def under_load(self, distances: Sequence[float]) -> Iterator[None]:
+        """Send rows meanwhile, some hundred a second."""
+        is_over = threading.Event()
+        faults: list[BaseException] = []
+
+        def send() -> None:
+            try:
+                while not is_over.wait(0.05):
+                    self.send(distances)
+            except BaseException as exc:
+                faults.append(exc)
+
+        sender = threading.Thread(target=send, name="load")
+        sender.start()
+        try:
+            yield
+        finally:
+            is_over.set()
+            sender.join()
+        assert not faults
+
+    def entry(self) -> Entry:
+        """Where the rollout stands."""
+        with self.rollout() as log:
+            entry = log.read().entry
+        assert entry is not None
+        return entry
+
+    def reasons(self) -> list[str]:
+        """Why each generation was made, from the first on: nothing has been compacted yet."""
+        batches = read_topic(self.kafka, self.spec.rollout_topic)
+        states = [
+            value for batch in batches for key, value in zip(batch.keys, batch.values, strict=True) if key == b"state"
+        ]
+        return [json.loads(state or b"")["state"]["reason"] for state in states]
+
+    def until_stage(self, stage: Stage, *, after: int) -> Entry:
+        """Wait until the rollout has come to a stage in a later generation than ``after``."""
+
+        def is_there() -> bool:
+            entry = self.entry()
+            return entry.state.stage is stage and entry.generation > after
+
+        self.until(is_there, f"the rollout is {stage}")
+        return self.entry()
 
     def rollout(self) -> RolloutLog:
         return RolloutLog(self.kafka, self.spec)
