@@ -182,6 +182,15 @@ def _check_use_cases(
             what = f"views {unknown}" if unknown else f"model {use_case.model.name}" if use_case.model else ""
             msg = f"{where}, use case {use_case.path}: {what} is not in VIEWS or MODELS, expected it there"
             raise ConfigError(msg)
+        if (model := use_case.model) is not None:
+            trigger = views[model.trigger.name]
+            if trigger.serving.personal == "hash" and model.entity in trigger.personal:
+                msg = (
+                    f"{where}, use case {use_case.path}: scores of {model.name} are kept online by `{model.entity}`, "
+                    f"which is personal and which view {trigger.name} hashes; expected an entity that is not personal, "
+                    "or a use case without a model"
+                )
+                raise ConfigError(msg)
 
 
 def _name(loaded: ModuleType, module: str) -> str:

@@ -39,6 +39,7 @@ from streams.repartition import RepartitionedRows
 from streams.sinks.archive import Archive
 from streams.sinks.offline import open_table, read_features, table_schema, table_uri
 from streams.sinks.online import KEEP_TTLS, OnlineReader, OnlineValue, Status
+from streams.sinks.pseudonym import NO_PSEUDONYMS, Pseudonyms
 from streams.sinks.rows import ORDER_COLUMNS
 from streams.windowing.event_time import read_event_times
 from streams.windowing.input_watermark import InputWatermarks
@@ -80,6 +81,7 @@ def run_audit(
     redis_url: str,
     delta: str,
     delta_options: Mapping[str, str] | None = None,
+    pseudonyms: Pseudonyms = NO_PSEUDONYMS,
     scored_from: Mapping[str, Mapping[int, int]] | None = None,
     tell: Callable[[str], object] = lambda line: None,
 ) -> list[Check]:
@@ -94,6 +96,7 @@ def run_audit(
         redis_url: The online store.
         delta: Root of the offline store.
         delta_options: Options of its object store, as delta-rs takes them.
+        pseudonyms: What stands in the online store for personal values of views that ask for it.
         scored_from: By model, the offset of each partition of its trigger topic that scoring began at. For a model
             that is not named it is taken to have begun with the first row, by time of computing, that was answered.
         tell: Takes a line about what is being read, which may take a minute.
@@ -106,6 +109,7 @@ def run_audit(
         "redis_url": redis_url,
         "delta": delta,
         "delta_options": delta_options,
+        "pseudonyms": pseudonyms,
     }
     checks = _add_up(application, **stores, scored_from=scored_from, tell=tell)
     for _ in range(_TRIES):
@@ -127,6 +131,7 @@ def _add_up(
     redis_url: str,
     delta: str,
     delta_options: Mapping[str, str] | None,
+    pseudonyms: Pseudonyms,
     scored_from: Mapping[str, Mapping[int, int]] | None,
     tell: Callable[[str], object],
 ) -> list[Check]:
@@ -139,7 +144,7 @@ def _add_up(
         checks += _check_sources(brokers, view, rows, application.name)
         tell(f"{view.name}: reading Delta and Redis")
         checks += _check_offline(delta, view, rows, delta_options)
-        checks += asyncio.run(_check_online(redis_url, view, rows))
+        checks += asyncio.run(_check_online(redis_url, view, rows, pseudonyms))
         for model in application.models.values():
             if model.trigger.name == view.name:
                 tell(f"{view.name}: reading {model.topic}")
@@ -325,11 +330,11 @@ def _check_offline(delta: str, view: FeatureView, rows: pl.DataFrame, options: M
     ]
 
 
-async def _check_online(redis_url: str, view: FeatureView, rows: pl.DataFrame) -> list[Check]:
+async def _check_online(redis_url: str, view: FeatureView, rows: pl.DataFrame, pseudonyms: Pseudonyms) -> list[Check]:
     newest = rows.sort([*ORDER_COLUMNS]).group_by(view.entity.key, maintain_order=True).last()
     keys = newest[view.entity.key].to_list()
     values: list[OnlineValue] = []
-    async with OnlineReader(redis_url) as reader:
+    async with OnlineReader(redis_url, pseudonyms=pseudonyms) as reader:
         for start in range(0, len(keys), _KEYS_PER_READ):
             values += await reader.read(view, keys[start : start + _KEYS_PER_READ], now_us=0)
     # What came before this may have expired: it was not written before it was computed.
@@ -340,7 +345,8 @@ async def _check_online(redis_url: str, view: FeatureView, rows: pl.DataFrame) -
             expired += 1
             continue
         is_same_row = value.source_offset == row["source_offset"] and value.pane == row["pane"]
-        matching += is_same_row and value.features == {name: row[name] for name in view.definitions}
+        served = pseudonyms.features(view, {name: row[name] for name in view.definitions})
+        matching += is_same_row and value.features == served
     return [
         Check(
             name=f"{view.name}: entities = entities with their newest row online",
@@ -427,6 +433,7 @@ def audit(*, as_json: Annotated[bool, typer.Option("--json", help="Print JSON in
     settings = Settings.from_environment(os.environ)
     application = load_application(settings.application)
     brokers, redis_url = settings.address("kafka"), settings.address("redis")
+    pseudonyms = settings.pseudonyms(application.views.values())
     reach_kafka(brokers)
     reach_redis(redis_url)
     with Console(stderr=True).status("Adding up") as status:
@@ -434,6 +441,7 @@ def audit(*, as_json: Annotated[bool, typer.Option("--json", help="Print JSON in
             application,
             brokers=brokers,
             redis_url=redis_url,
+            pseudonyms=pseudonyms,
             delta=settings.delta,
             delta_options=settings.delta_options,
             tell=status.update,

@@ -105,6 +105,7 @@ def _compose(
 ) -> faust.App:
     brokers, redis_url = settings.address("kafka"), settings.address("redis")
     views = list(application.views.values())
+    pseudonyms = settings.pseudonyms(views)
     common: dict[str, Any] = {
         "application": application.name,
         "brokers": brokers,
@@ -119,10 +120,10 @@ def _compose(
             score_writer = ScoreWriter(redis_url) if kept else None
             return OnlineWorker(
                 views,
-                writer=OnlineWriter(redis_url),
+                writer=OnlineWriter(redis_url, pseudonyms=pseudonyms),
                 scores=kept,
                 score_writer=score_writer,
-                reader=OnlineReader(redis_url),
+                reader=OnlineReader(redis_url, pseudonyms=pseudonyms),
                 **common,
             ).app
         case Role.OFFLINE:

@@ -89,7 +89,7 @@ def freshness(
     reach_redis(redis_url)
     port = settings.role_metrics_port(Role.ONLINE) if metrics_port is None else metrics_port
     samples = scrape([port] if port else [])
-    reports = asyncio.run(_report(views, brokers=brokers, redis_url=redis_url, rows=rows, samples=samples))
+    reports = asyncio.run(_report(views, settings, brokers=brokers, rows=rows, samples=samples))
     if as_json:
         typer.echo(json.dumps([asdict(report) for report in reports], indent=2))
     else:
@@ -101,9 +101,9 @@ def freshness(
 
 
 async def _report(
-    views: Sequence[FeatureView], *, brokers: str, redis_url: str, rows: int, samples: Samples
+    views: Sequence[FeatureView], settings: Settings, *, brokers: str, rows: int, samples: Samples
 ) -> list[Report]:
-    async with OnlineReader(redis_url) as reader:
+    async with OnlineReader(settings.address("redis"), pseudonyms=settings.pseudonyms(views)) as reader:
         return [_judge(view, await _look(view, reader, brokers=brokers, rows=rows), samples) for view in views]
 
 

@@ -30,7 +30,7 @@ def get(
     """
     settings = Settings.from_environment(os.environ)
     definition = load_application(settings.application).view(view)
-    value = asyncio.run(_read(settings.address("redis"), definition, _entity_key(definition, key)))
+    value = asyncio.run(_read(settings, definition, _entity_key(definition, key)))
     if as_json:
         typer.echo(json.dumps(_document(value), ensure_ascii=False))
     else:
@@ -39,8 +39,8 @@ def get(
         raise typer.Exit(1)
 
 
-async def _read(redis_url: str, view: FeatureView, key: str | int) -> OnlineValue:
-    async with OnlineReader(redis_url) as reader:
+async def _read(settings: Settings, view: FeatureView, key: str | int) -> OnlineValue:
+    async with OnlineReader(settings.address("redis"), pseudonyms=settings.pseudonyms([view])) as reader:
         (value,) = await reader.read(view, [key], now_us=time.time_ns() // 1_000)
     return value
 

@@ -7,10 +7,8 @@ from typing import Any
 
 from jobs.application import Application
 from jobs.dead_letters import LetterSource
-from schemas.expression import names_read
 from schemas.row import MASK
 from schemas.topology import connect
-from schemas.view import FeatureView
 from streams.dead_letter import DeadLetter
 
 
@@ -33,7 +31,7 @@ class LetterMask:
                 for model in application.models.values()
                 if model.topic == source.name
             )
-            self._personal = personal_columns(view)
+            self._personal = view.personal
             keys = [view.entity.key]
         # A topic that is keyed by no field may be keyed by anything.
         self._is_key_hidden = bool(self._personal) and (not all(keys) or bool(self._personal & set(keys)))
@@ -72,17 +70,6 @@ def masked(letter: DeadLetter, mask: LetterMask) -> DeadLetter:
     detail = mask.detail(letter)
     facts = letter.facts if detail is None else {**letter.facts, "detail": detail}
     return replace(letter, key=mask.key(letter), value=mask.value(letter), facts=facts)
-
-
-def personal_columns(view: FeatureView) -> frozenset[str]:
-    """Name the columns of a view's rows that are made of personal fields."""
-    fields = frozenset[str]().union(*(source.schema.personal for source in view.sources))
-    found = {view.entity.key} & fields
-    found |= {name for name, feature in view.definitions.items() if feature.column in fields}
-    for name in view.derived:  # in an order in which each reads only what is known by then
-        if names_read(dict(view.definitions[name].parameters)["expression"]) & found:
-            found.add(name)
-    return frozenset(found)
 
 
 def _object(value: bytes) -> dict[str, Any] | None:

@@ -31,6 +31,7 @@ from streams.ports import RecordLog
 from streams.sinks.delta import mapped_errors
 from streams.sinks.offline import scan_features, table_uri
 from streams.sinks.online import OnlineReader, OnlineValue
+from streams.sinks.pseudonym import NO_PSEUDONYMS, Pseudonyms
 
 DIFFERENT: Final = 3
 """Exit code where values differ: neither a wrong setting (2) nor a failure to look (1)."""
@@ -75,11 +76,12 @@ def parity(
 
     with mapped_errors(table_uri(settings.delta, view)):
         spans, entities = look(rows, view, is_sampled)
-    values = None
+    values, pseudonyms = None, NO_PSEUDONYMS
     if online:
+        pseudonyms = settings.pseudonyms([view])
         redis_url = settings.address("redis")
         reach_redis(redis_url)
-        values = asyncio.run(read_online(view, entities, redis_url=redis_url))
+        values = asyncio.run(read_online(view, entities, redis_url=redis_url, pseudonyms=pseudonyms))
     comparisons = _compare(
         view,
         log,
@@ -89,6 +91,7 @@ def parity(
         spans=spans,
         online=values,
         reads=read_scores(application, view, settings) if scores else (),
+        pseudonyms=pseudonyms,
         is_sampled=None if sample == 1.0 else is_sampled,
     )
     if metrics_file is not None:
@@ -129,7 +132,9 @@ def look(
     return spans, entities
 
 
-async def read_online(view: FeatureView, entities: dict[int, set[str | int]], *, redis_url: str) -> Online:
+async def read_online(
+    view: FeatureView, entities: dict[int, set[str | int]], *, redis_url: str, pseudonyms: Pseudonyms
+) -> Online:
     """Read the online values of entities, by the partition that they are in.
 
     Raises:
@@ -137,7 +142,7 @@ async def read_online(view: FeatureView, entities: dict[int, set[str | int]], *,
     """
     now_us = time.time_ns() // 1_000
     values: dict[int, list[OnlineValue]] = {}
-    async with OnlineReader(redis_url) as reader:
+    async with OnlineReader(redis_url, pseudonyms=pseudonyms) as reader:
         for partition, found in entities.items():
             keys = sorted(found, key=str)
             values[partition] = []

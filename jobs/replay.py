@@ -260,7 +260,8 @@ def _compare(
     wanted = {section.partition: section.wanted for section in sections if section.topic == topic}
     made = _rows(namespace.delta, replayed)
     _, entities = look(made, replayed, lambda _: True)
-    values = asyncio.run(read_online(replayed, entities, redis_url=namespace.redis_url))
+    pseudonyms = settings.pseudonyms([view])
+    values = asyncio.run(read_online(replayed, entities, redis_url=namespace.redis_url, pseudonyms=pseudonyms))
     compared = compare_replay(
         view,
         replayed=replayed,
@@ -269,6 +270,7 @@ def _compare(
         values=values,
         originals=originals,
         wanted=wanted,
+        pseudonyms=pseudonyms,
     )
     live, is_whole = _letters(namespace.brokers, view, None)
     remade, _ = _letters(namespace.brokers, replayed, originals)

@@ -56,7 +56,8 @@ def compose_scoring(
         return OpenVersion(model=guard, connect=server.connect, close=server.close)
 
     versions = Versions(model, open_version=open_version, light=_light_model(model, settings))
-    reader = OnlineReader(settings.address("redis"))
+    pseudonyms = settings.pseudonyms(application.views.values())
+    reader = OnlineReader(settings.address("redis"), pseudonyms=pseudonyms)
     scorer = Scorer(
         versions.arms(entry, seen=seen), vectors=VectorReader(model, views=application.views, reader=reader)
     )

@@ -46,13 +46,18 @@ def run_server(
         ConfigError: A port is taken, or a setting or the model's card is wrong.
     """
     redis_url = settings.address("redis")
+    pseudonyms = settings.pseudonyms(application.views.values())
     metrics, health = ServingMetrics(), Health()
     health.waits_for(["the API is starting"])
 
     def make_store() -> AsyncOnlineStore:
         health.waits_for([])
         return AsyncOnlineStore(
-            redis_url, offline=settings.delta, offline_options=settings.delta_options, observer=metrics
+            redis_url,
+            offline=settings.delta,
+            offline_options=settings.delta_options,
+            observer=metrics,
+            pseudonyms=pseudonyms,
         )
 
     api = make_api(

@@ -2,10 +2,10 @@
 
 import json
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Final, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Final, get_type_hints
 
 from infra.local.port import split_address
 from infra.local.service import ServiceAddresses
@@ -15,6 +15,10 @@ from jobs.role import Role
 from schemas.errors import ConfigError, ServiceError
 from schemas.time import parse_duration_us
 from streams.transport.options import Delivery
+
+if TYPE_CHECKING:  # both load pyarrow
+    from schemas.view import FeatureView
+    from streams.sinks.pseudonym import Pseudonyms
 
 _TRUE: Final = ("1", "true", "yes", "on")
 _FALSE: Final = ("0", "false", "no", "off")
@@ -108,6 +112,19 @@ def _delta_options(text: str) -> dict[str, str] | None:
     if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
         raise ConfigError(msg)
     return found
+
+
+def _pseudonym_key(text: str) -> str | None:
+    if text:
+        # It loads pyarrow, which a setting that is not there must not cost.
+        from streams.sinks.pseudonym import Pseudonyms  # noqa: PLC0415
+
+        try:
+            Pseudonyms(text.encode())
+        except ConfigError as exc:
+            msg = f"HEADRACE_PSEUDONYM_KEY: {exc}"
+            raise ConfigError(msg) from exc
+    return text or None
 
 
 def _event_rate(text: str) -> int:
@@ -338,6 +355,17 @@ class Settings:
             read=_flag,
         ),
     ]
+    pseudonym_key: Annotated[
+        str | None,
+        Variable(
+            "HEADRACE_PSEUDONYM_KEY",
+            kind="text of 16 bytes or more",
+            default="",
+            doc='Secret by which views with `Serving(personal="hash")` hash personal values before they go online; '
+            "the same for all roles and readers.",
+            read=_pseudonym_key,
+        ),
+    ] = field(repr=False)
     delivery: Annotated[
         Delivery,
         Variable(
@@ -411,6 +439,18 @@ class Settings:
     def role_metrics_port(self, role: Role) -> int:
         """Give the port of a role's Prometheus endpoint; 0 for any free one."""
         return self.metrics_port + list(Role).index(role) if self.metrics_port else 0
+
+    def pseudonyms(self, views: "Iterable[FeatureView]") -> "Pseudonyms":
+        """Make what stands online for the personal values of views.
+
+        Raises:
+            ConfigError: A view asks for pseudonyms, and there is no key.
+        """
+        from streams.sinks.pseudonym import Pseudonyms  # noqa: PLC0415 - as above
+
+        pseudonyms = Pseudonyms(self.pseudonym_key.encode() if self.pseudonym_key else None)
+        pseudonyms.check(views)
+        return pseudonyms
 
     def check_delta(self) -> None:
         """See that the offline store can be written to, where it is a directory; object stores are not asked.

@@ -26,6 +26,7 @@ from streams.ports import LogPart, RecordLog
 from streams.sinks.delta import mapped_errors
 from streams.sinks.offline import table_uri
 from streams.sinks.online import OnlineValue, Status
+from streams.sinks.pseudonym import NO_PSEUDONYMS, Pseudonyms
 
 COMPARED_ROWS: Final = 200_000
 """Rows of a partition that are compared at a time, at least; this much is held in memory."""
@@ -112,6 +113,7 @@ def compare(
     spans: Mapping[int, range],
     online: Online | None,
     reads: Sequence[Reads] = (),
+    pseudonyms: Pseudonyms = NO_PSEUDONYMS,
     is_sampled: Callable[[str | int], bool] | None = None,
     tell: Callable[[int], object] = lambda _: None,
 ) -> list[Comparison]:
@@ -126,6 +128,7 @@ def compare(
         spans: By partition, from the first source offset that has a row in the table to the last.
         online: Values of the online store, read before the log's end is looked for; None to leave it out.
         reads: What else names rows of the view; sees those of all entities.
+        pseudonyms: What stands online for personal values of views that ask for it.
         is_sampled: Whether rows of an entity are compared; None for all.
         tell: Told of each batch how many records it had.
 
@@ -152,7 +155,7 @@ def compare(
                 served = _sample(served, view.entity.key, is_sampled)
             compare_rows(view, served, chosen, span=span, into=offline)
             if values:
-                compare_online(view, values, chosen, into=comparisons[-1])
+                compare_online(view, values, pseudonyms.rows(view, chosen), into=comparisons[-1])
         outside = (pc.field("source_offset") < offsets.start) | (pc.field("source_offset") >= offsets.stop)
         with mapped_errors(table_uri(root, view)):
             offline.not_judged += rows.count_rows(filter=(pc.field("source_partition") == number) & outside)

@@ -19,6 +19,7 @@ from offline.parity import COMPARED_ROWS, Comparison, Mismatch, compare_online, 
 from schemas.row import Pane
 from schemas.view import FeatureView
 from streams.sinks.online import OnlineValue
+from streams.sinks.pseudonym import NO_PSEUDONYMS, Pseudonyms
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +88,7 @@ def compare_replay(
     values: Mapping[int, Sequence[OnlineValue]],
     originals: Mapping[int, NDArray[np.int64]],
     wanted: Mapping[int, range],
+    pseudonyms: Pseudonyms = NO_PSEUDONYMS,
 ) -> list[Comparison]:
     """Compare rows and online values of a replay with the rows that the live path has stored.
 
@@ -98,6 +100,7 @@ def compare_replay(
         values: The replay's online values, by the partition that their entity is in.
         originals: As for :func:`restore_places`.
         wanted: By partition, the offsets (as they were live) whose rows are compared.
+        pseudonyms: What stands online for personal values of views that ask for it.
 
     Returns:
         One for the rows, ``offline``, and one for the values, ``online``.
@@ -116,7 +119,7 @@ def compare_replay(
             there = _of(made.to_table(filter=_where(number, range(first, stop))), replayed)
             there = restore_places(there, replayed=replayed, view=view, originals={number: offsets})
             compare_rows(view, here, there, span=span, into=offline)
-            compare_online(view, left, here, into=online)
+            compare_online(view, left, pseudonyms.rows(view, here), into=online)
         for place, value in left.items():
             # Of a view that emits the latest, the batches decided which as-of rows are there.
             is_known = place[2] in span and not (view.emit == "latest" and value.pane == Pane.EARLY)

@@ -166,6 +166,8 @@ FUNCTIONS: Final[dict[str, Function]] = {
     "from_event": Function(result_type=_same, needs="any"),
 }
 """Every aggregation there is. ``variance`` and ``stddev`` are of the population; ``entropy`` is in bits."""
+COPYING: Final = frozenset({"min", "max", "first", "last", "last_n", "top_k", "from_event"})
+"""Aggregations whose results are values that stood in events."""
 
 
 def count(*, where: str | None = None) -> Aggregation:

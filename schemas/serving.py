@@ -5,7 +5,7 @@ version.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -17,6 +17,7 @@ from schemas.time import format_duration, parse_duration_us
 CACHE_US: Final = 10_000_000
 """How long a process serves a value it has read, where a view does not say."""
 FALLBACKS: Final = ("delta",)
+PERSONAL: Final = ("plain", "hash")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +33,9 @@ class Serving:
         freshness: Within what time after an event came to the broker its features must be readable online; None: there
             is no such objective.
         freshness_share: Share of the rows for which that must hold.
+        personal: What the online store holds of text, and of an entity key, that a contract marks as personal: the
+            value (``plain``), or its keyed hash (``hash``), by which it can be told from others and looked up, but not
+            read. Numbers made of personal fields stay numbers.
     """
 
     defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -39,10 +43,14 @@ class Serving:
     fallback: str | None = None
     freshness: str | None = None
     freshness_share: float = 0.99
+    personal: str = "plain"
 
     def __post_init__(self) -> None:
         if self.fallback is not None and self.fallback not in FALLBACKS:
             msg = f"`Serving` has `fallback` {self.fallback!r}, expected one of {list(FALLBACKS)}, or None for none"
+            raise ConfigError(msg)
+        if self.personal not in PERSONAL:
+            msg = f"`Serving` has `personal` {self.personal!r}, expected one of {list(PERSONAL)}"
             raise ConfigError(msg)
         if self.cache is not None:
             parse_duration_us(self.cache, field="cache")
@@ -65,17 +73,27 @@ class Serving:
         limits = [limit for limit in (ttl_us, self.freshness_us) if limit is not None]
         return CACHE_US if min(limits, default=CACHE_US) >= CACHE_US else 0
 
-    def check(self, view: str, *, types: pa.Schema, ttl_us: int | None) -> None:
+    def check(self, view: str, *, types: pa.Schema, ttl_us: int | None, copies: Collection[str]) -> None:
         """Make sure that it fits a view.
 
         Args:
             view: Name of the view.
             types: Type of each feature.
             ttl_us: The view's ``ttl``.
+            copies: Features that are personal values as they stood in events.
 
         Raises:
-            ConfigError: A default is of no feature or of another type, or the cache would outlive what must be fresh.
+            ConfigError: A default is of no feature or of another type, the cache would outlive what must be fresh, or
+                what is to be hashed is no text.
         """
+        for name in sorted(copies) if self.personal == "hash" else ():
+            if not is_text(types.field(name).type):
+                msg = (
+                    f"view {view}: feature {name!r} is a personal {types.field(name).type}, expected text where "
+                    "`personal` is 'hash', for a hash is no number; make the field text in its contract, or leave the "
+                    "feature out"
+                )
+                raise ConfigError(msg)
         for name, value in self.defaults.items():
             if name not in types.names:
                 msg = f"view {view}: `defaults` has {name!r}, expected features of the view, of {sorted(types.names)}"
@@ -90,6 +108,11 @@ class Serving:
                     "that is no longer; shorten it, or leave it out"
                 )
                 raise ConfigError(msg)
+
+
+def is_text(arrow: pa.DataType) -> bool:
+    """Tell whether values of a type are text or lists of text."""
+    return bool(pa.types.is_string(arrow.value_type if pa.types.is_list(arrow) else arrow))
 
 
 def _fits(value: Any, arrow: pa.DataType) -> bool:

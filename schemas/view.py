@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from schemas.aggregation import FUNCTIONS, Aggregation, Feature, Function
+from schemas.aggregation import COPYING, FUNCTIONS, Aggregation, Feature, Function
 from schemas.calendar import DAY_US, HOUR_US, Calendar, is_zone, local_us, make_calendar
 from schemas.entity import Entity
 from schemas.errors import ConfigError
@@ -124,7 +124,8 @@ class FeatureView:
         object.__setattr__(self, "features", completed)
         self._check_years()
         resolve_derived(self)
-        self.serving.check(self.name, types=self.feature_schema, ttl_us=self.ttl_us)
+        copies = {name for name in self.personal & completed.keys() if completed[name].function in COPYING}
+        self.serving.check(self.name, types=self.feature_schema, ttl_us=self.ttl_us, copies=copies)
 
     def _check_kinds(self) -> None:
         sources = [self.source] if isinstance(self.source, EventSource) else self.source
@@ -379,6 +380,17 @@ class FeatureView:
     def derived(self) -> dict[str, Expression]:
         """Derived features in an order in which each reads only what is known by then."""
         return resolve_derived(self)
+
+    @cached_property
+    def personal(self) -> frozenset[str]:
+        """Columns of its rows, maybe the entity key among them, made of fields that a contract marks as personal."""
+        fields = frozenset[str]().union(*(source.schema.personal for source in self.sources))
+        found = {self.entity.key} & fields
+        found |= {name for name, feature in self.definitions.items() if feature.column in fields}
+        for name in self.derived:
+            if names_read(dict(self.definitions[name].parameters)["expression"]) & found:
+                found.add(name)
+        return frozenset(found)
 
     @cached_property
     def engine_schema(self) -> pa.Schema:

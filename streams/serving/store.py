@@ -22,7 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Protocol, Self, TypeVar
@@ -39,6 +39,7 @@ from streams.serving.score import ScoreValue, resolve_score
 from streams.serving.value import FeatureValue, ValueSource, asked_features, resolve_value
 from streams.sinks.online import online_key
 from streams.sinks.packing import UnpackedValue, unpack_value
+from streams.sinks.pseudonym import NO_PSEUDONYMS, Pseudonyms
 from streams.sinks.redis_client import RedisClient
 from streams.sinks.score_store import score_key, unpack_score
 
@@ -107,6 +108,7 @@ class AsyncOnlineStore:
         offline_timeout_s: Seconds after which a look-up in the offline store is given up.
         cached_values: Values kept in this process at most, the least recently used go first.
         observer: Takes note of what is read.
+        pseudonyms: What stands in Redis for personal values of views that ask for it.
         clock_us: The time that ages are counted to: the clock's, or in a replay the watermark.
         timer_us: Monotonic clock of the cache.
     """
@@ -122,11 +124,13 @@ class AsyncOnlineStore:
         offline_timeout_s: float = 10.0,
         cached_values: int = CACHED_VALUES,
         observer: ReadObserver | None = None,
+        pseudonyms: Pseudonyms = NO_PSEUDONYMS,
         clock_us: Callable[[], int] = lambda: time.time_ns() // 1_000,
         timer_us: Callable[[], int] = lambda: time.monotonic_ns() // 1_000,
     ) -> None:
         self._client = RedisClient(redis_url, timeout_s=timeout_s)
         self._prefix = prefix
+        self._pseudonyms = pseudonyms
         self._offline_timeout_s = offline_timeout_s
         self._observer = observer
         self._clock_us = clock_us
@@ -181,7 +185,13 @@ class AsyncOnlineStore:
             For each query its values, in the order of its entities.
         """
         queries = list(queries)
-        keys = [[online_key(q.view, entity, prefix=self._prefix) for entity in q.entities] for q in queries]
+        keys = [
+            [
+                online_key(q.view, entity, prefix=self._prefix)
+                for entity in self._pseudonyms.entities(q.view, q.entities)
+            ]
+            for q in queries
+        ]
         found: list[dict[str, tuple[UnpackedValue, ValueSource]]] = [
             self._cached(query, its_keys) for query, its_keys in zip(queries, keys, strict=True)
         ]
@@ -295,9 +305,10 @@ class AsyncOnlineStore:
                     "view %s: no look-up in the offline store (%s)", query.view.name, str(exc) or "it took too long"
                 )
             else:
-                found.update(
-                    (key, (row, ValueSource.OFFLINE)) for key, entity in missing.items() if (row := rows.get(entity))
-                )
+                for key, entity in missing.items():
+                    if (row := rows.get(entity)) is not None:
+                        features = self._pseudonyms.features(query.view, row.features)
+                        found[key] = (replace(row, features=features), ValueSource.OFFLINE)
                 return
         uncovered = set(asked_features(query.view, query.features)) - query.view.serving.defaults.keys()
         if down is not None and uncovered:

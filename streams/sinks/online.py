@@ -20,6 +20,7 @@ import pyarrow as pa
 from schemas.row import Pane
 from schemas.view import FeatureView
 from streams.sinks.packing import UnpackedValue, pack_rows, packing_of, unpack_value
+from streams.sinks.pseudonym import NO_PSEUDONYMS, Pseudonyms
 from streams.sinks.redis_client import RedisClient
 from streams.sinks.rows import check_rows, newest_rows
 
@@ -139,11 +140,20 @@ class OnlineWriter:
         redis_url: E.g. ``redis://127.0.0.1:6379/0``; ``redis+cluster://`` for a cluster.
         prefix: First part of every key.
         timeout_s: Seconds after which an unanswered call counts as the store being down.
+        pseudonyms: What stands there for personal values of views that ask for it.
     """
 
-    def __init__(self, redis_url: str, prefix: str = "headrace", *, timeout_s: float = 2.0) -> None:
+    def __init__(
+        self,
+        redis_url: str,
+        prefix: str = "headrace",
+        *,
+        timeout_s: float = 2.0,
+        pseudonyms: Pseudonyms = NO_PSEUDONYMS,
+    ) -> None:
         self._client = RedisClient(redis_url, timeout_s=timeout_s)
         self._prefix = prefix
+        self._pseudonyms = pseudonyms
 
     async def forget(self, view_name: str) -> int:
         """Delete all values of a view of this name, in any version; returns how many there were.
@@ -177,10 +187,11 @@ class OnlineWriter:
         tag = packing_of(view).tag.decode()
         sent: list[asyncio.Task[list[int]]] = []
         for start in range(0, newest.num_rows, _ROWS_PER_SEND):
-            part = newest.slice(start, _ROWS_PER_SEND)
+            part = self._pseudonyms.rows(view, newest.slice(start, _ROWS_PER_SEND))
+            entities = self._pseudonyms.entities(view, part[view.entity.key].to_pylist())
             call = self._client.run_script(
                 GUARDED_SET,
-                keys=[online_key(view, entity, prefix=self._prefix) for entity in part[view.entity.key].to_pylist()],
+                keys=[online_key(view, entity, prefix=self._prefix) for entity in entities],
                 values=pack_rows(part, view=view),
                 arguments=(str(keep_ms), repr(random.random()), tag),  # noqa: S311  # spreads expiry, hides nothing
                 keys_per_call=ROWS_PER_CALL,
@@ -216,11 +227,20 @@ class OnlineReader:
         redis_url: As for :class:`OnlineWriter`.
         prefix: As for :class:`OnlineWriter`.
         timeout_s: Seconds after which an unanswered call counts as the store being down.
+        pseudonyms: What stands there for personal values of views that ask for it.
     """
 
-    def __init__(self, redis_url: str, prefix: str = "headrace", *, timeout_s: float = 2.0) -> None:
+    def __init__(
+        self,
+        redis_url: str,
+        prefix: str = "headrace",
+        *,
+        timeout_s: float = 2.0,
+        pseudonyms: Pseudonyms = NO_PSEUDONYMS,
+    ) -> None:
         self._client = RedisClient(redis_url, timeout_s=timeout_s)
         self._prefix = prefix
+        self._pseudonyms = pseudonyms
 
     async def read(self, view: FeatureView, entity_keys: Sequence[str | int], *, now_us: int) -> list[OnlineValue]:
         """Read one view's values of several entities, in one round trip and in the order asked for.
@@ -249,7 +269,11 @@ class OnlineReader:
             SinkUnavailableError: Redis does not answer.
         """
         asked = [(view, list(entities)) for view, entities in requests]
-        keys = [online_key(view, entity, prefix=self._prefix) for view, entities in asked for entity in entities]
+        keys = [
+            online_key(view, entity, prefix=self._prefix)
+            for view, entities in asked
+            for entity in self._pseudonyms.entities(view, entities)
+        ]
         stored = iter(await self._client.get_many(keys))
         return [
             [_online_value(next(stored), view=view, entity=entity, now_us=now_us) for entity in entities]

@@ -7,7 +7,8 @@ A value is ASCII digits, a tag and JSON, so that it can be read with ``GET`` and
     [event_time, pane, watermark, broker_time, feature, feature, ...]
 
 Times are integers in microseconds. Features stand in the order of their names (the definition hash does not depend on
-the order they were written in). NaN and the infinities, which no row of the engine has, would be null.
+the order they were written in). NaN and the infinities, which no row of the engine has, would be null. Where pseudonyms
+stand for what is personal (:mod:`streams.sinks.pseudonym`) the format is "h".
 """
 
 import io
@@ -23,11 +24,12 @@ from schemas.row import Pane
 from schemas.view import FeatureView
 from streams.sinks.rows import ORDER_COLUMNS
 
-_FORMAT: Final = "1"
+_FORMATS: Final = {"plain": "1", "hash": "h"}
+"""By what stands there for personal values, so that neither is read as the other."""
 _BIAS: Final = 2**63
 _DIGITS: Final = 20
 ORDER_END: Final = _DIGITS * len(ORDER_COLUMNS)
-TAG_END: Final = ORDER_END + len(_FORMAT) + 1 + 16
+TAG_END: Final = ORDER_END + len("1:") + 16
 _CONTEXT: Final = ("event_time", "pane", "watermark", "broker_time")
 
 
@@ -65,21 +67,23 @@ class Packing:
         names = sorted(view.features)
         columns = (*_CONTEXT, *names)
         return cls(
-            tag=f"{_FORMAT}:{view.definition_hash}".encode(),
+            tag=f"{_FORMATS[view.serving.personal]}:{view.definition_hash}".encode(),
             columns=columns,
             features=tuple((name, columns.index(name)) for name in view.features),
         )
 
 
 @lru_cache(maxsize=256)
-def _packing_by_id(name: str, version: int, definition_hash: str, features: tuple[str, ...]) -> list[Packing]:
+def _packing_by_id(
+    name: str, version: int, definition_hash: str, personal: str, features: tuple[str, ...]
+) -> list[Packing]:
     """Hold the packing of one view; empty until it is made, as a view itself cannot be hashed."""
     return []
 
 
 def packing_of(view: FeatureView) -> Packing:
     """Give the packing of a view, made the first time."""
-    held = _packing_by_id(view.name, view.version, view.definition_hash, tuple(view.features))
+    held = _packing_by_id(view.name, view.version, view.definition_hash, view.serving.personal, tuple(view.features))
     if not held:
         held.append(Packing.of(view))
     return held[0]

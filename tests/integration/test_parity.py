@@ -14,7 +14,10 @@ from deltalake import DeltaTable, write_deltalake
 from jobs.parity import DIFFERENT
 from streams.sinks.offline import read_features, table_uri
 from streams.sinks.online import OnlineWriter, online_key
-from tests.support.history import FILES, N_RECORDS, Place
+from streams.sinks.pseudonym import Pseudonyms
+from tests.support.history import FILES, N_RECORDS, PROJECT, Place
+
+KEY = "a key that nobody can guess"
 
 
 class Served(Place):
@@ -23,6 +26,7 @@ class Served(Place):
     def __init__(self, directory: Path, redis_url: str, **definition: Any) -> None:
         super().__init__(directory, **definition)
         self.redis_url = redis_url
+        self.settings = {"HEADRACE_REDIS": redis_url, "HEADRACE_PSEUDONYM_KEY": KEY}
         made = self.live_rows(self.view)
         self.write_live(self.view, made)
         with redis.Redis.from_url(redis_url) as client:  # another test may have left other values
@@ -30,12 +34,12 @@ class Served(Place):
         asyncio.run(self._write_online(pa.concat_tables([table for tables in made.values() for table in tables])))
 
     async def _write_online(self, rows: pa.Table) -> None:
-        async with OnlineWriter(self.redis_url) as writer:
+        async with OnlineWriter(self.redis_url, pseudonyms=Pseudonyms(KEY.encode())) as writer:
             await writer.write(rows, view=self.view)
 
     def parity(self, *arguments: str) -> tuple[int, dict[str, dict[str, Any]]]:
         """Run the command; its exit code, and what it says by store."""
-        done = self.run(*arguments, "--json", command="parity activity", settings={"HEADRACE_REDIS": self.redis_url})
+        done = self.run(*arguments, "--json", command="parity activity", settings=self.settings)
         assert done.out, done.err
         return done.code, {found["store"]: found for found in json.loads(done.out)["stores"]}
 
@@ -106,6 +110,28 @@ def test_a_changed_value_in_the_online_store_is_found(served: Served) -> None:
     assert (found["entity"], found["column"], found["served"]) == ("u1-0", "last_3", [1.5, 1.5, 2.5])
     assert found["recomputed"] == [1.5, 1.5, 1.5]
     assert found["lineage"]["source_partition"] == 0
+
+
+def test_pseudonyms_in_the_online_store_are_no_difference(
+    tmp_path: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contract = json.loads((PROJECT / "schemas" / "events" / "shop_event@1.json").read_text())
+    contract["properties"]["user_id"]["x-pii"] = True
+    (tmp_path / "schemas" / "events").mkdir(parents=True)
+    (tmp_path / "schemas" / "events" / "shop_event_personal@1.json").write_text(json.dumps(contract))
+    monkeypatch.chdir(tmp_path)
+    hashing = {"contract": "shop_event_personal@1", "view": 'serving=Serving(personal="hash"),', "listed": "user_id"}
+    served = Served(tmp_path, redis_url, **hashing)
+    code, stores = served.parity()
+    assert (code, stores["offline"]["mismatched"], stores["online"]["mismatched"]) == (0, 0, 0)
+    assert (stores["online"]["rows"], stores["online"]["not_judged"]) == (6, 0)
+
+    served.settings["HEADRACE_PSEUDONYM_KEY"] = "another key, as others have"
+    code, stores = served.parity()
+    assert (code, stores["online"]["rows"]) == (0, 0), "with another key nothing is found"
+    del served.settings["HEADRACE_PSEUDONYM_KEY"]
+    done = served.run("--json", command="parity activity", settings=served.settings)
+    assert "expected their key in HEADRACE_PSEUDONYM_KEY" in done.err
 
 
 def test_lost_doubled_and_invented_rows_are_found(served: Served) -> None:

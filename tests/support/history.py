@@ -31,18 +31,27 @@ TOPIC = "shop.events"
 N_RECORDS = 400
 FILES = 8
 APPLICATION = """
-from streams import Entity, EventSource, FeatureView, count, last_n, sum_
+from streams import Entity, EventSource, FeatureView, Serving, count, last_n, sum_
 
 user = Entity("user", key="user_id")
-events = EventSource("shop.events", contract="shop_event@1", max_out_of_orderness="5s", {source})
+events = EventSource("shop.events", contract="{contract}", max_out_of_orderness="5s", {source})
 VIEWS = [FeatureView("activity", version=1, entity=user, source=events, slide="1m", allowed_lateness="10s",
-                     emit="{emit}", features={{"n_2m": count().over("2m"), "spend_5m": sum_("amount").over("5m"),
-                                "last_3": last_n("amount").over(last=3)}})]
+                     emit="{emit}", {view} features={{"n_2m": count().over("2m"), "spend_5m": sum_("amount").over("5m"),
+                                "last_3": last_n("{listed}").over(last=3)}})]
 """
 
 
-def write_application(directory: Path, *, emit: str = "every_event", source: str = "") -> None:
-    (directory / "history_shop.py").write_text(APPLICATION.format(emit=emit, source=source))
+def write_application(
+    directory: Path,
+    *,
+    emit: str = "every_event",
+    source: str = "",
+    contract: str = "shop_event@1",
+    view: str = "",
+    listed: str = "amount",
+) -> None:
+    definition = {"emit": emit, "source": source, "contract": contract, "view": view, "listed": listed}
+    (directory / "history_shop.py").write_text(APPLICATION.format(**definition))
 
 
 def records(partition: int, offsets: range) -> RawBatch:

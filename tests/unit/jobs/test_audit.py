@@ -14,6 +14,7 @@ from schemas.time import format_rfc3339
 from schemas.view import FeatureView
 from streams.batch import RawBatch
 from streams.sinks.online import OnlineValue, Status
+from streams.sinks.pseudonym import Pseudonyms
 from streams.wire import encode_rows
 from tests.support.feature_rows import T0_US
 from tests.support.scoring import MINUTE_US, TRIPS, make_spec, make_trigger_view, make_triggers
@@ -93,7 +94,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     made = World()
 
     class FakeReader:
-        def __init__(self, _: str) -> None:
+        def __init__(self, _: str, *, pseudonyms: Pseudonyms) -> None:
             pass
 
         async def __aenter__(self) -> "FakeReader":

@@ -8,7 +8,7 @@ import pytest
 
 from jobs.application import Application
 from jobs.dead_letters import letter_sources
-from jobs.letter_mask import LetterMask, masked, personal_columns
+from jobs.letter_mask import LetterMask, masked
 from schemas.aggregation import count, derived, from_event, last
 from schemas.entity import Entity
 from schemas.errors import ConfigError
@@ -98,7 +98,7 @@ def test_columns_that_are_made_of_personal_fields_are_personal(directory: Path) 
     }
     entity = Entity("shop", key="shop")
     view = FeatureView("v", version=1, entity=entity, source=source, slide="1m", features=features)
-    assert personal_columns(view) == {"contact", "last_pin", "twice"}
+    assert view.personal == {"contact", "last_pin", "twice"}
 
 
 def test_a_personal_event_id_is_in_no_detail(directory: Path) -> None:
