@@ -281,7 +281,9 @@ class TestOfflineFallback:
         from streams.serving import latest  # noqa: PLC0415
 
         original = latest.scan_features
-        monkeypatch.setattr(latest, "scan_features", lambda *args: (scans.append(1), original(*args))[1])
+        monkeypatch.setattr(
+            latest, "scan_features", lambda *args, **options: (scans.append(1), original(*args, **options))[1]
+        )
         clock = Clock()
         async with store_at(redis_url, prefix, clock, offline=root) as store:
             await asyncio.gather(*(store.read(DURABLE, ["u1", "u3"]) for _ in range(50)))
