@@ -152,6 +152,18 @@ class CellBank:
         for register in self.registers.values():
             register.bind(self._records)
 
+    def renumber(self, kept: Ints, *, capacity: int) -> None:
+        """Number cells anew: the cell ``kept[i]`` becomes the cell ``i``; all that hold anything are among them."""
+        number_of = np.full(len(self._records), -1, dtype=np.int64)
+        number_of[kept] = np.arange(len(kept))
+        self._records = grown_rows(self._records.take(kept, axis=0), capacity)
+        for register in self.registers.values():
+            register.bind(self._records)
+        for tally in self.tallies.values():
+            tally.renumber(number_of)
+        for sketches in self.sketches.values():
+            sketches.renumber(number_of)
+
     def reset(self, cells: Any) -> None:
         """Make new cells empty."""
         for register in self.registers.values():

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streams.windowing.key_word import Hashes
+from streams.windowing.record import zero_rows
 from streams.windowing.segment import Bools, Ints
 
 _EMPTY: Final = np.uint64(0)
@@ -42,7 +43,7 @@ class HashIndex:
         n_slots = _FEWEST_SLOTS
         while n_slots < 3 * (len(numbers) + n_more):
             n_slots *= 2
-        self._slots, self._n_used = np.zeros(n_slots, dtype=np.uint64), 0
+        self._slots, self._n_used = zero_rows(n_slots, 1).ravel().view(np.uint64), 0
         self.add(hashes, numbers)
 
     def find(self, hashes: Hashes, is_same: Same) -> Ints:
@@ -52,7 +53,7 @@ class HashIndex:
         for turn in count(1):
             if not len(queries):
                 break
-            slots = self._slots[at]
+            slots = self._slots.take(at)
             alike = np.flatnonzero(((slots & _UPPER) == upper) & (slots & _LOWER >= _FIRST))
             numbers = ((slots[alike] & _LOWER) - _FIRST).astype(np.int64)
             is_found = is_same(queries[alike], numbers)

@@ -113,6 +113,10 @@ class Sketches:
         """Forget cells that are no longer live."""
         self._sketches = {cell: sketch for cell, sketch in self._sketches.items() if is_live[cell]}
 
+    def renumber(self, number_of: Ints) -> None:
+        """Number cells anew."""
+        self._sketches = {int(number_of[cell]): sketch for cell, sketch in self._sketches.items()}
+
     def move(self, cells: Ints, into: Ints) -> None:
         """Merge the sketches of ``cells`` into those of the cells ``into``."""
         for cell, target in zip(cells.tolist(), into.tolist(), strict=True):

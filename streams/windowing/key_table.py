@@ -8,7 +8,8 @@ import pyarrow.compute as pc
 
 from streams.windowing.bucket import Buckets, buckets_of
 from streams.windowing.hash_index import HashIndex
-from streams.windowing.key_word import Hashes, KeyWords, Words, hash_words, to_keys, to_words
+from streams.windowing.key_word import Hashes, KeyWords, hash_words, to_keys, to_words
+from streams.windowing.record import grown_rows, next_capacity, put_rows, zero_rows
 from streams.windowing.segment import Bools, Ints
 
 _FIRST_CAPACITY: Final = 1_024
@@ -22,8 +23,8 @@ class KeyTable:
     def __init__(self, key_type: pa.DataType) -> None:
         self._type = key_type
         self._index = HashIndex()
-        self._words: Words = np.zeros((0, 1), dtype=np.uint64)
-        self._n_bytes = np.zeros(0, dtype=np.int64)
+        # Of each key the number of bytes and the words, side by side as they are compared.
+        self._records = zero_rows(0, 2)
         self._buckets: Buckets = np.empty(0, dtype=np.uint8)
         self._free: Ints = np.empty(0, dtype=np.int64)
         self._long: dict[Any, int] = {}
@@ -49,13 +50,14 @@ class KeyTable:
         return ids
 
     def _find(self, keys: pa.Array, words: KeyWords, hashes: Hashes) -> Ints:
-        n_words = min(words.words.shape[1], self._words.shape[1])
+        n_words = min(words.words.shape[1], self._records.shape[1] - 1)
 
         def is_same(queries: Ints, numbers: Ints) -> Bools:
             # Bytes of the words that one side has more of are counted by the lengths, which must be alike.
-            same: Bools = words.n_bytes[queries] == self._n_bytes[numbers]
+            known = self._of(numbers)
+            same: Bools = words.n_bytes[queries] == known.n_bytes
             for number in range(n_words):
-                same &= words.words[queries, number] == self._words[numbers, number]
+                same &= words.words[queries, number] == known.words[:, number]
             return same
 
         is_whole = words.is_whole
@@ -75,18 +77,19 @@ class KeyTable:
             key, number = keys[row].as_py(), int(numbers[row])
             self._long[key], self._long_keys[number] = number, key
         n_words = words.words.shape[1]
-        if n_words > self._words.shape[1]:
-            more = np.zeros((len(self._words), n_words - self._words.shape[1]), dtype=np.uint64)
-            self._words = np.hstack([self._words, more])
+        if n_words >= self._records.shape[1]:
+            wider = zero_rows(len(self._records), n_words + 1)
+            wider[:, : self._records.shape[1]] = self._records
+            self._records = wider
         short = np.flatnonzero(is_whole)
         if not self._index.has_room(len(short)):
             live = self.live_ids()
             live = live[self._of(live).is_whole]
             self._index.rebuild(hash_words(self._of(live)), live, n_more=len(short))
         self._index.add(hashes[short], numbers[short])
-        self._words[numbers] = 0
-        self._words[numbers[:, None], np.arange(n_words)] = words.words[:, :n_words]
-        self._n_bytes[numbers] = words.n_bytes
+        records = np.zeros((len(numbers), self._records.shape[1]), dtype=np.int64)
+        records[:, 0], records[:, 1 : n_words + 1] = words.n_bytes, words.words.view(np.int64)
+        put_rows(self._records, numbers, records)
         self._buckets[numbers] = buckets_of(hashes)
         return numbers
 
@@ -94,14 +97,15 @@ class KeyTable:
         reused, self._free = self._free[:n_keys], self._free[n_keys:]
         before, self.capacity = self.capacity, self.capacity + n_keys - len(reused)
         if self.capacity > len(self._buckets):
-            more = max(_FIRST_CAPACITY, len(self._buckets), self.capacity - len(self._buckets))
-            self._words = np.vstack([self._words, np.zeros((more, self._words.shape[1]), dtype=np.uint64)])
-            self._n_bytes = np.concatenate([self._n_bytes, np.zeros(more, dtype=np.int64)])
-            self._buckets = np.concatenate([self._buckets, np.full(more, _NO_BUCKET, dtype=np.uint8)])
+            size = next_capacity(len(self._buckets), self.capacity, fewest=_FIRST_CAPACITY)
+            more = np.full(size - len(self._buckets), _NO_BUCKET, dtype=np.uint8)
+            self._records = grown_rows(self._records, size)
+            self._buckets = np.concatenate([self._buckets, more])
         return np.concatenate([reused, np.arange(before, self.capacity)])
 
     def _of(self, ids: Ints) -> KeyWords:
-        return KeyWords(self._words[ids], self._n_bytes[ids])
+        records = self._records.take(ids, axis=0)
+        return KeyWords(records[:, 1:].view(np.uint64), records[:, 0])
 
     def release(self, ids: Ints) -> None:
         """Forget keys whose state is gone."""
@@ -112,6 +116,19 @@ class KeyTable:
         self._index.remove(hash_words(words.take(is_whole)), ids[is_whole])
         self._buckets[ids] = _NO_BUCKET
         self._free = np.concatenate([self._free, ids])
+
+    def renumber(self) -> Ints:
+        """Number the keys anew from 0 on, in the order of their numbers, and give the old ones."""
+        live = self.live_ids()
+        words, self._buckets = self._of(live), self._buckets[live]
+        self._records = grown_rows(self._records.take(live, axis=0), len(live))
+        self._free, self.capacity = live[:0], len(live)
+        numbers = np.arange(len(live))
+        is_whole = words.is_whole
+        self._long_keys = {number: self._long_keys[int(live[number])] for number in numbers[~is_whole].tolist()}
+        self._long = {key: number for number, key in self._long_keys.items()}
+        self._index.rebuild(hash_words(words.take(is_whole)), numbers[is_whole], n_more=0)
+        return live
 
     def live_ids(self, bucket: int | None = None) -> Ints:
         """Numbers in use, rising; only of the keys of a bucket if one is given."""

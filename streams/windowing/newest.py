@@ -100,6 +100,11 @@ class NewestRows:
         self._words = grown_rows(self._words, n_keys)
         self.n_kept, self.time_us, self.columns, self.valid = self._split(self._words)
 
+    def renumber(self, keys: Ints) -> None:
+        """Let the key ``keys[i]`` be the key ``i``, and make room for no others."""
+        self._words = grown_rows(self._words.take(keys, axis=0), len(keys))
+        self.n_kept, self.time_us, self.columns, self.valid = self._split(self._words)
+
     def _split(self, words: Ints) -> tuple[Ints, Ints, dict[str, Array], dict[str, Bools]]:
         """Number of rows kept, event times, values and whether there is one, of keys by their words."""
         parts = iter([words[:, start:stop] for start, stop in itertools.pairwise(self._edges)])

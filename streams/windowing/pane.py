@@ -12,12 +12,16 @@ tick is therefore read as of the last row that still counted.
 """
 
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
 from streams.windowing.plan import Plan
 from streams.windowing.segment import Bools, Ints, expand, find_segments, scan, search, stable_argsort
 from streams.windowing.watermark_path import WatermarkPath
+
+_NOTHING: Final[Ints] = np.empty(0, dtype=np.int64)
+_FEW_ENDS: Final = 4
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,10 @@ class Panes:
         """Some of them."""
         return Panes(self.key[rows], self.end[rows])
 
+    def renumbered(self, number_of: Ints) -> "Panes":
+        """The same under new numbers of the keys."""
+        return Panes(number_of[self.key], self.end)
+
 
 NO_PANES = Panes(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
 
@@ -125,19 +133,48 @@ class TileEnds:
     reached: Ints
 
 
-def on_time_panes(tiles: TileEnds, steps: WatermarkSteps, *, n_keys: int) -> Panes:
-    """Panes with a row whose ends are reached in this batch, each once: the union of the ranges of a key's tiles."""
-    low = np.maximum(tiles.first, tiles.reached + 1)
-    high = np.minimum(tiles.last, steps.reached_after[-1])
-    some = np.flatnonzero(low <= high)
-    some = some[np.argsort(low[some], kind="stable")]
-    some = some[stable_argsort(tiles.key[some], n_keys)]
-    key, low, high = tiles.key[some], low[some], high[some]
-    starts, lengths = find_segments(key)
-    covered = scan(np.maximum, low[starts] - 1, high, starts=starts, lengths=lengths)
-    low[1:] = np.where(key[1:] == key[:-1], np.maximum(low[1:], covered[:-1] + 1), low[1:])
-    owner, within = expand(np.maximum(high - low + 1, 0))
-    return Panes(key[owner], low[owner] + within)
+class OnTimePanes:
+    """Panes with a row whose ends are reached in this batch, each once, found from tiles that come in parts.
+
+    Where a few ends are reached, as in a dense log, each pane is marked in an array of all keys, and nothing has to be
+    sorted or kept; where many are, the ranges of a key's tiles are united.
+    """
+
+    def __init__(self, steps: WatermarkSteps, *, n_keys: int) -> None:
+        self._steps = steps
+        self._n_keys = n_keys
+        self._ends = range(steps.reached_start + 1, int(steps.reached_after[-1]) + 1)
+        self._marks: dict[int, Bools] | None = None
+        if len(self._ends) <= _FEW_ENDS:
+            self._marks = {end: np.zeros(n_keys, dtype=np.bool_) for end in self._ends}
+        self._parts: list[tuple[Ints, Ints, Ints]] = []
+
+    def add(self, tiles: TileEnds) -> None:
+        """Take in some tiles."""
+        low = np.maximum(tiles.first, tiles.reached + 1)
+        high = np.minimum(tiles.last, self._steps.reached_after[-1])
+        if self._marks is None:
+            some = np.flatnonzero(low <= high)
+            self._parts.append((tiles.key[some], low[some], high[some]))
+            return
+        for end, is_reached in self._marks.items():
+            is_reached[tiles.key[(low <= end) & (end <= high)]] = True
+
+    def panes(self) -> Panes:
+        """The panes of all tiles taken in."""
+        if self._marks is not None:
+            found = {end: np.flatnonzero(is_reached) for end, is_reached in self._marks.items()}
+            key = np.concatenate([_NOTHING, *found.values()])
+            return Panes(key, np.repeat(np.array(self._ends), [len(keys) for keys in found.values()]))
+        key, low, high = (np.concatenate([_NOTHING, *parts]) for parts in zip(*self._parts, strict=True))
+        order = np.argsort(low, kind="stable")
+        order = order[stable_argsort(key[order], self._n_keys)]
+        key, low, high = key[order], low[order], high[order]
+        starts, lengths = find_segments(key)
+        covered = scan(np.maximum, low[starts] - 1, high, starts=starts, lengths=lengths)
+        low[1:] = np.where(key[1:] == key[:-1], np.maximum(low[1:], covered[:-1] + 1), low[1:])
+        owner, within = expand(np.maximum(high - low + 1, 0))
+        return Panes(key[owner], low[owner] + within)
 
 
 def emptied_panes(tiles: TileEnds, steps: WatermarkSteps) -> Panes:

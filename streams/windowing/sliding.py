@@ -11,6 +11,7 @@ answered together:
 4. make the last running values the state, drop expired tiles, release keys that have nothing left.
 """
 
+from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
@@ -23,13 +24,13 @@ from streams.windowing.newest import KeyRows
 from streams.windowing.overflow import GuardedRows, OverflowGuard
 from streams.windowing.pane import (
     NO_PANES,
+    OnTimePanes,
     PaneCodes,
     Panes,
     TileEnds,
     WatermarkSteps,
     changed_panes,
     emptied_panes,
-    on_time_panes,
     watermark_steps,
 )
 from streams.windowing.plan import Plan, Scope
@@ -41,6 +42,9 @@ from streams.windowing.windowless_column import WindowlessColumns
 _NOTHING: Final[Ints] = np.empty(0, dtype=np.int64)
 _PANES: Final = np.array([Pane.EARLY, Pane.ON_TIME, Pane.LATE, Pane.EMPTY], dtype=object)
 _EARLY, _ON_TIME, _LATE, _EMPTY = range(4)
+_TILES_AT_ONCE: Final = 1 << 18
+_CELLS_WORTH_GIVING_BACK: Final = 1 << 16
+_KEYS_WORTH_GIVING_BACK: Final = 1 << 14
 
 
 class SlidingState:
@@ -151,8 +155,11 @@ class SlidingState:
         if not self.plan.has_windows or not steps.has_tick:
             return nothing
         batch = scanned.prepared
-        tiles = self._tile_ends(scanned, steps)
-        reached, emptied = on_time_panes(tiles, steps, n_keys=self.keys.capacity), emptied_panes(tiles, steps)
+        on_time, emptied = OnTimePanes(steps, n_keys=self.keys.capacity), NO_PANES
+        for tiles in self._tile_ends(scanned, steps):
+            on_time.add(tiles)
+            emptied = _joined(emptied, emptied_panes(tiles, steps))
+        reached = on_time.panes()
         changed, changed_at = changed_panes(scanned.key, batch.first, batch.last, steps)
         late_empty, late_empty_at = self._late_empties(scanned, steps)
         pending = self.pending
@@ -173,23 +180,18 @@ class SlidingState:
         kind = np.concatenate([np.full(len(p), code, dtype=np.int64) for p, _, code in groups])
         return self._number(panes, maker, kind, steps)
 
-    def _tile_ends(self, scanned: Scanned, steps: WatermarkSteps) -> TileEnds:
+    def _tile_ends(self, scanned: Scanned, steps: WatermarkSteps) -> Iterator[TileEnds]:
+        """Tiles with the ends that hold them, so many at once that what is made of them stays in the cache."""
         tiles, batch = self.windows.tiles, scanned.prepared
         is_old = tiles.is_live.copy()
         if scanned.windows is not None:
+            heads = scanned.windows.heads
             is_old[scanned.windows.rows.cells[scanned.windows.is_new]] = False
-        old = np.flatnonzero(is_old)
-        first, last = self.windows.ends(tiles.tile[old])
-        reached = np.full(len(old), steps.reached_start)
-        if scanned.windows is None:
-            return TileEnds(tiles.key[old], first, last, reached)
-        heads = scanned.windows.heads
-        return TileEnds(
-            key=np.concatenate([tiles.key[old], scanned.key[heads]]),
-            first=np.concatenate([first, batch.first[heads]]),
-            last=np.concatenate([last, batch.last[heads]]),
-            reached=np.concatenate([reached, steps.reached_before[heads]]),
-        )
+            yield TileEnds(scanned.key[heads], batch.first[heads], batch.last[heads], steps.reached_before[heads])
+        for start in range(0, len(is_old), _TILES_AT_ONCE):
+            old = start + np.flatnonzero(is_old[start : start + _TILES_AT_ONCE])
+            first, last = self.windows.ends(tiles.tile[old])
+            yield TileEnds(tiles.key[old], first, last, np.full(len(old), steps.reached_start))
 
     def _late_empties(self, scanned: Scanned, steps: WatermarkSteps) -> tuple[Panes, Ints]:
         """Ends right after a new tile that had been reached when it came, and the row that brought it."""
@@ -421,6 +423,26 @@ class SlidingState:
                 mapping = pool.compact([*self.windows.bank.used_codes(column), *self.windowless.used_codes(column)])
                 self.windows.bank.recode(column, mapping)
                 self.windowless.recode(column, mapping)
+        self._give_back()
+
+    def _give_back(self) -> None:
+        """Number keys and cells anew where most numbers are free, so that those gone quiet cost nothing any more."""
+        n_cells = np.count_nonzero(self.windows.tiles.is_live)
+        is_roomy = _is_roomy(self.windows.tiles.capacity, n_cells, fewest=_CELLS_WORTH_GIVING_BACK)
+        if not is_roomy and not _is_roomy(self.keys.capacity, len(self.keys), fewest=_KEYS_WORTH_GIVING_BACK):
+            return
+        number_of = np.full(self.keys.capacity, -1, dtype=np.int64)
+        self.windows.tiles.grow_keys(self.keys.capacity)
+        keys = self.keys.renumber()
+        number_of[keys] = np.arange(len(keys))
+        self.windows.renumber(keys, number_of)
+        self.windowless.renumber(keys)
+        self._places = Places()
+        self.fired = self.fired.renumbered(number_of)
+        pending = self.pending
+        pending.changed = pending.changed.renumbered(number_of)
+        pending.emptied = pending.emptied.renumbered(number_of)
+        pending.frozen = pending.frozen.renumbered(number_of)
 
     def release_idle(self, watermark_us: int) -> None:
         """Release the keys that have nothing left under a watermark."""
@@ -443,6 +465,11 @@ class SlidingState:
         self.fired_is_told = np.ones(len(self.fired), dtype=np.bool_)
         self.pending.mark_told()
         self.has_ticked = False
+
+
+def _is_roomy(capacity: int, n_live: int, *, fewest: int) -> bool:
+    """Whether fewer than one number in four is in use, of so many that it matters."""
+    return capacity > fewest and 4 * n_live < capacity
 
 
 def _joined(one: Panes, other: Panes) -> Panes:

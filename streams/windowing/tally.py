@@ -104,6 +104,10 @@ class Tally:
         if len(cell):
             self._append(_combined(cell, code, count))
 
+    def renumber(self, number_of: Ints) -> None:
+        """Number cells anew; they stay in their order."""
+        self.runs = [(number_of[cell], code, count) for cell, code, count in self.runs]
+
     def recode(self, mapping: Ints) -> None:
         """Replace codes by other ones."""
         self.runs = [_combined(cell, mapping[code], count) for cell, code, count in self.runs]

@@ -16,8 +16,8 @@ from streams.windowing.segment import Bools, Ints, expand, search
 
 NO_CELL: Final = 0
 """A cell that is never in use: what holds the neutral value of each aggregate, and ends each chain."""
-_BEFORE_ALL: Final = -(2**63)
-"""Its tile."""
+_NO_RECORD: Final = (-(2**63), NO_CELL, -1, 0)
+"""Its tile, which is before all others, the next in the chain, itself, no place in a batch, and no key."""
 _FIRST_CAPACITY: Final = 1_024
 _STEPS: Final = 3
 _LEAST_FILLED: Final = 4
@@ -118,7 +118,7 @@ class TilePool:
 
     def __init__(self) -> None:
         self._records = zero_rows(_FIRST_CAPACITY, 4)
-        self._records[NO_CELL] = _BEFORE_ALL, NO_CELL, -1, 0
+        self._records[NO_CELL] = _NO_RECORD
         self.tile, self._older, self.segment, self.key = self._records.T
         self.is_live = np.zeros(_FIRST_CAPACITY, dtype=np.bool_)
         self._head = np.empty(0, dtype=np.int64)
@@ -216,6 +216,27 @@ class TilePool:
             self._head[keys[~self.is_live[self._head[keys]]]] = NO_CELL
             self._free = np.concatenate([self._free, dead])
         return dead
+
+    def renumber(self, keys: Ints, number_of: Ints) -> Ints:
+        """Number cells anew, without room for others, and give the old number of each new one, ``NO_CELL`` first.
+
+        Args:
+            keys: Old numbers of the keys, which have been numbered anew.
+            number_of: New number of each old one.
+        """
+        kept = np.append(NO_CELL, self.live_cells())
+        cell_of = np.zeros(self.capacity, dtype=np.int64)
+        cell_of[kept] = np.arange(len(kept))
+        tile, older, segment, key = self._records.take(kept[1:], axis=0).T
+        self._records = zero_rows(max(len(kept), _FIRST_CAPACITY), 4)
+        self._records[NO_CELL] = _NO_RECORD
+        self._records[1 : len(kept)] = np.stack([tile, cell_of[older], segment, number_of[key]], axis=1)
+        self.tile, self._older, self.segment, self.key = self._records.T
+        self.is_live = np.zeros(self.capacity, dtype=np.bool_)
+        self.is_live[1 : len(kept)] = True
+        self._head = cell_of[self._head[keys]]
+        self._free, self._n_begun = kept[:0], len(kept)
+        return kept
 
     def walk(self, keys: Ints, *, most: int) -> Chains | None:
         """Cells of each of these keys (repeats allowed); None where one has more than ``most``, or few have many."""

@@ -107,6 +107,14 @@ class WindowColumns:
         if len(self.tiles.drop_before(tile)):
             self.bank.drop(self.tiles.is_live)
 
+    def renumber(self, keys: Ints, number_of: Ints) -> None:
+        """Number cells anew, without room for others (see :meth:`TilePool.renumber`)."""
+        kept = self.tiles.renumber(keys, number_of)
+        self.bank.renumber(kept, capacity=self.tiles.capacity)
+        is_changed = np.zeros(self.tiles.capacity, dtype=np.bool_)
+        is_changed[: len(kept)] = self._is_changed[kept]
+        self._is_changed = is_changed
+
     def read(self, panes: Panes, as_of: Ints, *, at_us: Ints, batch: WindowRows | None) -> dict[str, pa.Array]:
         """Value of each window feature for each pane, as of a row of the batch (-1: before it).
 

@@ -17,8 +17,9 @@ from streams.windowing.columns import BatchColumns, Pools, dtype_of
 from streams.windowing.newest import KeyRows, Layout, NewestRows
 from streams.windowing.newest_aggregate import TIMED, aggregate_newest
 from streams.windowing.plan import Plan, PlannedFeature, Scope
+from streams.windowing.record import next_capacity
 from streams.windowing.register import CellReads, CellRows
-from streams.windowing.segment import Array, Bools, Ints, Places, newest_until, scan
+from streams.windowing.segment import Array, Bools, Ints, Places, newest_until, scan, search
 from streams.windowing.snapshot import Content
 from streams.windowing.stored_code import CodeReader, CodeWriter
 
@@ -77,13 +78,28 @@ class WindowlessColumns:
         """Make room for keys below ``n_keys``."""
         if self.is_empty or n_keys <= len(self.newest_us):
             return
-        size = max(n_keys, 2 * len(self.newest_us), 64)
+        size = next_capacity(len(self.newest_us), n_keys, fewest=64)
         more = size - len(self.newest_us)
         self.newest_us = np.concatenate([self.newest_us, np.full(more, NEVER_US, dtype=np.int64)])
         self.cell_of = np.concatenate([self.cell_of, np.full(more, _NONE, dtype=np.int64)])
         self._is_changed = np.concatenate([self._is_changed, np.zeros(more, dtype=np.bool_)])
         for group in self.groups:
             group.grow(size)
+
+    def renumber(self, keys: Ints) -> None:
+        """Let the key ``keys[i]`` be the key ``i``, and make room for no others; none but these has a state."""
+        if self.is_empty:
+            return
+        self.grow(int(keys.max(initial=-1)) + 1)
+        self.newest_us, self._is_changed, cells = self.newest_us[keys], self._is_changed[keys], self.cell_of[keys]
+        has_cell = cells != _NONE
+        kept = np.sort(cells[has_cell])
+        cells[has_cell] = search(kept, cells[has_cell])
+        self.cell_of, self.n_cells, self.free_cells = cells, len(kept), kept[:0]
+        self.bank.renumber(kept, capacity=len(kept))
+        self._places = Places()
+        for group in self.groups:
+            group.renumber(keys)
 
     def is_alive(self, newest_us: Ints, watermark_us: Ints | int) -> Bools:
         """Tell whether state with this newest event time still counts."""
@@ -131,7 +147,7 @@ class WindowlessColumns:
 
     def _allocate(self, n_cells: int) -> Ints:
         if n_cells > len(self.free_cells):
-            size = max(64, 2 * self.n_cells, self.n_cells + n_cells)
+            size = next_capacity(self.n_cells, self.n_cells + n_cells, fewest=64)
             self.free_cells = np.concatenate([self.free_cells, np.arange(self.n_cells, size)])
             self.n_cells = size
             self.bank.grow(size)
