@@ -23,7 +23,7 @@ from jobs.bench.job import KEYS, OUT_OF_ORDERNESS_MS, EventStream, make_view, to
 from jobs.bench.kind import make_rigs
 from jobs.bench.state import measure_floor, measure_state
 from jobs.bench.witness import Witness
-from streams.windowing.engine import WindowEngine
+from streams.windowing import StepResult, WindowEngine
 
 _BATCH_ROWS: Final = 20_000
 _ROUND_BATCHES: Final = 5
@@ -46,6 +46,7 @@ class Rig:
     n_keys: int
     emit: str
     events_per_s: list[float] = field(default_factory=list)
+    rows_per_event: float = 0.0
 
     def __post_init__(self) -> None:
         self.stream = EventStream(self.n_keys)
@@ -65,8 +66,9 @@ class Rig:
     def round(self) -> list[pa.Table]:
         """Time one round; returns its events."""
         batches = [self.stream.batch(_BATCH_ROWS) for _ in range(_ROUND_BATCHES)]
-        taken_s = sum(self._step(batch)[0] for batch in batches)
-        self.events_per_s.append(_BATCH_ROWS * _ROUND_BATCHES / taken_s)
+        steps = [self._step(batch) for batch in batches]
+        self.events_per_s.append(_BATCH_ROWS * _ROUND_BATCHES / sum(taken_s for taken_s, _ in steps))
+        self.rows_per_event = sum(result.rows.num_rows for _, result in steps) / (_BATCH_ROWS * _ROUND_BATCHES)
         return batches
 
     def close_windows(self) -> float:
@@ -77,8 +79,8 @@ class Rig:
         """
         self.stream.time_ms += OUT_OF_ORDERNESS_MS + 1_000
         usual_s = _BATCH_ROWS / statistics.median(self.events_per_s)
-        taken_s, panes = self._step(self.stream.batch(_BATCH_ROWS))
-        return panes / max(taken_s - usual_s, 1e-9)
+        taken_s, result = self._step(self.stream.batch(_BATCH_ROWS))
+        return (result.counts.on_time + result.counts.empty) / max(taken_s - usual_s, 1e-9)
 
     def change_some(self) -> None:
         """Give events of one key in a hundred, or a little less."""
@@ -88,12 +90,12 @@ class Rig:
         """Compare what the engine made of some users with what polars makes of them."""
         return self._witness.check()
 
-    def _step(self, batch: pa.Table) -> tuple[float, int]:
+    def _step(self, batch: pa.Table) -> tuple[float, StepResult]:
         started_s = time.process_time()
         result = self.engine.step(batch, processing_time_us=0)
         taken_s = time.process_time() - started_s
         self._witness.see(batch, result.rows)
-        return taken_s, result.counts.on_time + result.counts.empty
+        return taken_s, result
 
 
 def run(*, quick: bool, tell: Tell) -> list[Figure]:
@@ -148,6 +150,7 @@ def _speeds(
     rigs: Sequence[Rig], ceiling: float, panes_per_s: dict[int, float], floor_s: dict[int, float]
 ) -> list[Figure]:
     speeds = {(rig.n_keys, rig.emit): statistics.median(rig.events_per_s) for rig in rigs}
+    n_out = {(rig.n_keys, rig.emit): rig.rows_per_event for rig in rigs}
     figures = [Figure(name="engine.ceiling", value=ceiling, unit="events/s")]
 
     def add(name: str, speed: float, *, bar: float | None = None) -> None:
@@ -161,12 +164,17 @@ def _speeds(
         counts = [n_keys for n_keys in _KEY_COUNTS if (n_keys, emit) in speeds]
         for n_keys in counts:
             add(f"engine.{emit}.keys_{_NAMES[n_keys]}", speeds[n_keys, emit])
+            name = f"engine.{emit}.rows_out.keys_{_NAMES[n_keys]}"
+            figures.append(Figure(name=name, value=n_out[n_keys, emit], unit="rows/event"))
         few, many = counts[0], counts[-1]
         growth = speeds[few, emit] / speeds[many, emit]
         grown = {f"engine.{emit}.growth_to_{_NAMES[many]}": growth}
         if many in floor_s:
             above = growth - (floor_s[many] - floor_s[few]) * speeds[few, emit]
             grown[f"engine.{emit}.growth_above_floor_to_{_NAMES[many]}"] = above
+        if emit == "latest":
+            alike_s = _cost_at(n_out[many, emit], few, speeds, n_out)
+            grown[f"engine.{emit}.growth_at_equal_rows_to_{_NAMES[many]}"] = 1 / (speeds[many, emit] * alike_s)
         for name, value in grown.items():
             figures.append(
                 Figure(
@@ -185,6 +193,18 @@ def _speeds(
         name = "engine.closing_panes" + (f".keys_{_NAMES[n_keys]}" if n_keys in _NAMES else "")
         figures.append(Figure(name=name, value=speed, unit="panes/s"))
     return figures
+
+
+def _cost_at(
+    rows_per_event: float, n_keys: int, speeds: dict[tuple[int, str], float], n_out: dict[tuple[int, str], float]
+) -> float:
+    """Seconds that an event of so many keys would take with so many rows of output: on the line of both emit modes.
+
+    A batch of events of many keys makes more as-of rows of ``latest`` than one of few, for fewer events share a key.
+    """
+    costs = {emit: 1 / speeds[n_keys, emit] for emit in ("latest", "every_event")}
+    share = (rows_per_event - n_out[n_keys, "latest"]) / (n_out[n_keys, "every_event"] - n_out[n_keys, "latest"])
+    return costs["latest"] + share * (costs["every_event"] - costs["latest"])
 
 
 def _fill_many(*, is_restored: bool) -> tuple[Rig, list[Figure]]:

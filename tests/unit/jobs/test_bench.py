@@ -161,6 +161,10 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 STATE = ["snapshot", "snapshot_time", "changes_of_1_percent", "largest_bucket", "restore"]
 
 
+def with_rows_out(*names: str) -> list[str]:
+    return [named for name in names for named in (name, name.replace(".keys", ".rows_out.keys"))]
+
+
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("quick", [True, False])
 def test_the_engine_is_measured_in_both_modes_at_all_key_counts(quick: bool) -> None:
@@ -169,12 +173,14 @@ def test_the_engine_is_measured_in_both_modes_at_all_key_counts(quick: bool) -> 
     figures = {figure.name: figure for figure in engine.run(quick=quick, tell=told.append)}
 
     most = "100k" if quick else "1m"
-    every_event = ["engine.every_event", "engine.every_event.keys_10k", "engine.every_event.keys_100k"]
+    every_event = ["engine.every_event.keys_10k", "engine.every_event.keys_100k", "engine.every_event.keys_1m"]
     assert list(figures) == [
-        *("engine.ceiling", "engine.latest", "engine.latest.keys_10k", "engine.latest.keys_100k"),
-        *("engine.latest.keys_1m", "engine.latest.growth_to_1m", "engine.latest.growth_above_floor_to_1m"),
-        *every_event,
-        *([] if quick else ["engine.every_event.keys_1m"]),
+        *("engine.ceiling", "engine.latest"),
+        *with_rows_out("engine.latest.keys_10k", "engine.latest.keys_100k", "engine.latest.keys_1m"),
+        *("engine.latest.growth_to_1m", "engine.latest.growth_above_floor_to_1m"),
+        "engine.latest.growth_at_equal_rows_to_1m",
+        "engine.every_event",
+        *with_rows_out(*every_event[: 2 if quick else 3]),
         f"engine.every_event.growth_to_{most}",
         *([] if quick else ["engine.every_event.growth_above_floor_to_1m"]),
         *("engine.floor.keys_10k", "engine.floor.keys_1m"),
@@ -184,6 +190,8 @@ def test_the_engine_is_measured_in_both_modes_at_all_key_counts(quick: bool) -> 
         "engine.memory.keys_1m",
         *([] if quick else [f"engine.{name}.keys_1m" for name in STATE]),
     ]
+    assert figures["engine.every_event.rows_out.keys_10k"].value == 1
+    assert 0 < figures["engine.latest.rows_out.keys_10k"].value < figures["engine.latest.rows_out.keys_1m"].value < 1
     latest = figures["engine.latest"]
     assert (latest.bar, latest.compared_with) == (1_000_000, "engine.ceiling")
     assert latest.ratio == pytest.approx(latest.value / figures["engine.ceiling"].value)
