@@ -5,6 +5,7 @@ import json
 import shutil
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -25,6 +26,7 @@ from jobs.topic_reader import read_topic
 from jobs.train import train_late_arrival
 from offline.card import ModelCard
 from streams import AsyncOnlineStore
+from streams.serving.event_admission import AdmittedEvent, make_admissions
 from streams.serving.score import ScoreValue
 from streams.sinks.offline import read_features, table_uri
 from tests.support.running import RunningPipeline, running_pipeline
@@ -237,6 +239,57 @@ def test_what_was_served_is_what_the_records_make_and_a_changed_value_is_found(
     found = store["mismatches"][0]
     assert (found["column"], found["served"]) == ("departures_1h", found["recomputed"] + 1)
     assert found["lineage"]["source_offset"] == row["source_offset"]
+
+
+def test_the_id_of_a_request_is_that_of_the_features_and_scores_that_its_events_make(
+    pipeline: RunningPipeline,
+) -> None:
+    made = headrace(pipeline, "keys", "create", "tower", "--source", "flights.departed")
+    assert made.returncode == 0, made.stderr
+    values = [value or b"" for batch in read_topic(pipeline.kafka, "flights.departed") for value in batch.values]
+    admission = make_admissions(list(pipeline.application.views.values()))[0]["flights.departed"]
+    good = [
+        event for event in admission.admit(values, now_us=time.time_ns() // 1_000) if isinstance(event, AdmittedEvent)
+    ]
+    newest = sorted((json.loads(event.value) for event in good), key=lambda event: str(event["event_time"]))[-3:]
+    body = "\n".join(json.dumps(event | {"flight_id": f"traced-{n}"}) for n, event in enumerate(newest))
+    headers = {
+        "Authorization": f"Bearer {made.stdout.strip()}",
+        "Content-Type": "application/x-ndjson",
+        "X-Request-Id": "traced",
+        "Idempotency-Key": "traced",
+    }
+    sent = [
+        httpx.post(f"{pipeline.api}/v1/events/flights.departed", content=body, headers=headers, timeout=60)
+        for _ in range(2)
+    ]
+    assert [answer.status_code for answer in sent] == [200, 200], sent[0].text
+    expected = {f"traced:{n}": f"traced-{n}" for n in range(3)}
+
+    def flights_of(rows: list[dict[str, Any]], entity: str) -> dict[str, str]:
+        found = [row for row in rows if str(row["request_id"]).startswith("traced:")]
+        assert len(found) <= 3, "an event is counted twice"
+        return {row["request_id"]: row[entity] for row in found}
+
+    pipeline.until(lambda: flights_of(scores(pipeline), "entity") == expected, within_s=90, what="the scores are there")
+    for view, entity in (("airport_departures", "flight_id"), ("carrier_departures", "carrier")):
+        topic = pipeline.application.views[view].topic
+        pipeline.until(
+            lambda topic=topic, entity=entity: (
+                flights_of(early_rows(pipeline, topic), entity).keys() == expected.keys()
+            ),
+            within_s=90,
+            what=f"rows of {topic} have the ids",
+        )
+    assert (
+        flights_of(early_rows(pipeline, pipeline.application.views["airport_departures"].topic), "flight_id")
+        == expected
+    )
+
+
+def early_rows(pipeline: RunningPipeline, topic: str) -> list[dict[str, Any]]:
+    rows = (json.loads(value or b"") for batch in read_topic(pipeline.kafka, topic) for value in batch.values)
+    return [row for row in rows if row["pane"] == "EARLY"]
 
 
 def test_workers_end_in_good_order(pipeline: RunningPipeline) -> None:
