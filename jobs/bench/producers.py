@@ -13,7 +13,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Self
@@ -107,15 +107,16 @@ class _Rig:
         self._topic = make_view("latest").sources[0].topic
         self._brokers = self.settings.address("kafka")
 
-    def round(self) -> None:
-        """Send everything once, each by itself, and check what is on the topic."""
-        asyncio.run(self._send("one", self._events(_ALONE), callers=1, kind=_JSON))
-        asyncio.run(self._send("one_once", self._events(_ALONE), callers=1, kind=_JSON, once=True))
-        asyncio.run(self._send("many", self._events(_TOGETHER), callers=_CALLERS, kind=_JSON))
-        asyncio.run(self._send("many_once", self._events(_TOGETHER), callers=_CALLERS, kind=_JSON, once=True))
-        batches = [b"\n".join(self._events(_BATCH_EVENTS)) for _ in range(_BATCHES)]
+    def round(self, *, quick: bool) -> None:
+        """Send everything once, each by itself, and check the topic; a fifth of it where it is to be quick."""
+        alone, together, n_batches = (count // (5 if quick else 1) for count in (_ALONE, _TOGETHER, _BATCHES))
+        asyncio.run(self._send("one", self._events(alone), callers=1, kind=_JSON))
+        asyncio.run(self._send("one_once", self._events(alone), callers=1, kind=_JSON, once=True))
+        asyncio.run(self._send("many", self._events(together), callers=_CALLERS, kind=_JSON))
+        asyncio.run(self._send("many_once", self._events(together), callers=_CALLERS, kind=_JSON, once=True))
+        batches = [b"\n".join(self._events(_BATCH_EVENTS)) for _ in range(n_batches)]
         asyncio.run(self._send("batches", batches, callers=_BATCH_CALLERS, kind=_NDJSON, events=_BATCH_EVENTS))
-        self._direct()
+        self._direct(n_batches * _BATCH_EVENTS)
         found = sum(end_offsets(self._brokers, self._topic).values())
         if found != self.n_sent:
             msg = f"{found} events are on the topic, expected the {self.n_sent} that were accepted; no time counts"
@@ -136,24 +137,23 @@ class _Rig:
                 waits_s.append(time.perf_counter() - started_s)
 
         path = f"/v1/events/{self._topic}"
-        made = [_Caller(self.port, path=path, key=self.key) for _ in range(callers)]
-        for caller in made:
-            await caller.__aenter__()
-        cpu_s, started_s = self._cpu_s(), time.perf_counter()
-        await asyncio.gather(*(call(caller, bodies[n::callers]) for n, caller in enumerate(made)))
-        seconds = time.perf_counter() - started_s
-        for caller in made:
-            await caller.__aexit__()
+        async with AsyncExitStack() as stack:
+            made = [
+                await stack.enter_async_context(_Caller(self.port, path=path, key=self.key)) for _ in range(callers)
+            ]
+            cpu_s, started_s = self._cpu_s(), time.perf_counter()
+            await asyncio.gather(*(call(caller, bodies[n::callers]) for n, caller in enumerate(made)))
+            seconds, cpu_s = time.perf_counter() - started_s, self._cpu_s() - cpu_s
         self.per_s.setdefault(name, []).append(len(bodies) * events / seconds)
-        self.cpu_s.setdefault(name, []).append((self._cpu_s() - cpu_s) / (len(bodies) * events))
+        self.cpu_s.setdefault(name, []).append(cpu_s / (len(bodies) * events))
         self.n_sent += len(bodies) * events
 
     def _cpu_s(self) -> float:
         used = self.server.cpu_times()
         return float(used.user + used.system)
 
-    def _direct(self) -> None:
-        rows = self.stream.batch(_BATCHES * _BATCH_EVENTS)
+    def _direct(self, count: int) -> None:
+        rows = self.stream.batch(count)
         producer = event_producer(self._brokers, linger_ms=5)
         producer.list_topics(self._topic, timeout=30)
         started_s = time.perf_counter()
@@ -186,7 +186,7 @@ def run(*, quick: bool, tell: Tell) -> list[Figure]:
                 if quick and number and time.monotonic() - started_s > _QUICK_S:
                     break
                 tell(f"round {number + 1} of {n_rounds}")
-                rig.round()
+                rig.round(quick=quick)
     return _figures(rig)
 
 

@@ -10,7 +10,7 @@ from schemas.errors import SinkError
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes = {"_ALONE": 20, "_TOGETHER": 64, "_BATCHES": 8, "_BATCH_EVENTS": 50, "_ROUNDS": 2, "_QUICK_ROUNDS": 1}
+    sizes = {"_ALONE": 20, "_TOGETHER": 320, "_BATCHES": 20, "_BATCH_EVENTS": 50, "_ROUNDS": 2, "_QUICK_ROUNDS": 1}
     for name, value in sizes.items():
         monkeypatch.setattr(producers, name, value)
 
