@@ -13,6 +13,11 @@ from infra.local.port import choose_ports
 from infra.local.process import wait_until
 from schemas.aggregation import count
 from schemas.errors import ServiceError, SinkUnavailableError
+from streams.serving.edge import RefusedError
+from streams.serving.gate import Gate
+from streams.serving.once import Claim, Once, Running, StoredAnswer
+from streams.serving.producer_key import ProducerKey, Rate, digest_of
+from streams.serving.producer_store import ProducerStore
 from streams.sinks.online import OnlineReader, OnlineWriter, Status, WriteResult, online_key
 from streams.sinks.redis_client import CLUSTER_RIGHTS, REQUIRED_RIGHTS
 from tests.support.feature_rows import T0_US, make_rows, make_view
@@ -130,3 +135,23 @@ async def test_values_expire_on_whatever_server_they_lie(cluster: list[ValkeySer
     spans = [span for found in left for span in found]
     assert len(spans) == 60
     assert 195_000 < min(spans) < max(spans) <= 220_000
+
+
+async def test_producers_have_keys_limits_and_idempotency_keys_in_a_cluster(cluster: list[ValkeyServer]) -> None:
+    url = f"redis+cluster://127.0.0.1:{cluster[0].port}"
+    key = ProducerKey(name="shop", digest=digest_of("s"), sources=("*",), rate=Rate(1, 3), created_at="2026-01-01")
+    async with ProducerStore(url, timeout_s=5) as store:
+        await store.change_ring(lambda ring: ring.with_key(key))
+        gate = Gate(store, global_rate=Rate(1, 10))
+        known = await gate.identify("Bearer s", source="a")
+        assert [limit.remaining for limit in await gate.take(known, events=3)] == [0, 7]
+        with pytest.raises(RefusedError, match="3 events are more than may be sent now"):
+            await gate.take(known, events=3)
+        once = Once(store)
+        for number in range(30):
+            same = {"client": "shop", "fingerprint": "ab", "request_id": "r", "now_ms": 1}
+            claim = await once.claim(f"k{number}", **same)
+            assert isinstance(claim, Claim)
+            assert isinstance(await once.claim(f"k{number}", **same), Running)
+            await once.store(claim, StoredAnswer(200, b"x" * number))
+            assert await once.claim(f"k{number}", **same) == StoredAnswer(200, b"x" * number)
