@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable
 from deltalake.transaction import AddAction, RemoveAction
 
-from schemas.errors import SinkRejectedError
+from schemas.errors import SinkRejectedError, SinkUnavailableError
 from streams.sinks.archive import RAW_COLUMNS, read_in_log_order
 from streams.sinks.delta import commit_until_alone, mapped_errors
 from streams.sinks.file_stats import file_stats
@@ -119,8 +119,9 @@ def compact(
             added = _write(rows, files=files, path=path, small=small)
     except BaseException as exc:
         _discard(files, path)
-        if isinstance(exc.__cause__, FileNotFoundError) and not _is_whole(table, small):
-            return False  # taken, and removed, by another one
+        # Stores say in ways of their own that a file is not there: another one has taken, and then removed it.
+        if isinstance(exc, SinkUnavailableError) and not _is_whole(table, small):
+            return False
         raise
     is_done = commit_until_alone(
         partial(_commit, table, small, added, files=files),
