@@ -332,7 +332,8 @@ def _show(place: _Place, entry: Entry, view: View, *, as_json: bool) -> None:
         },
     }
     lines = [f"{place.spec.name}: {_sentence(state)} ({state.reason})"]
-    for number, seen in document["versions"].items():
+    # While nothing is decided, nothing is counted.
+    for number, seen in {} if state.stage is Stage.STABLE else document["versions"].items():
         lines.append(f"  version {number}: {seen['rows']} rows, {seen['failures']} failed, p99 {seen['p99_ms']} ms")
         if seen["compared"]:
             lines[-1] += f", {seen['compared']} compared: off by at most {seen['difference_max']:.4f}"

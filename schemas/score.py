@@ -23,7 +23,7 @@ LATENCY_STAGES: Final = {
 
 
 class Arm(StrEnum):
-    """In which role a model version scored."""
+    """Whose the entity is. What a canary has no valid answer to is the champion's, and ``model_version`` says so."""
 
     CHAMPION = "champion"
     CANARY = "canary"

@@ -10,7 +10,7 @@ it. After the promotion the new champion is watched for one window more against 
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from hashlib import blake2b
 from typing import Final
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from schemas.errors import ConfigError
 from schemas.model import ServedVersion
+from streams.inference.latency import Latency, is_slower, p99_ms
 
 SHARES: Final = (0.01, 0.05, 0.25, 0.5)
 """Shares of the entities that a canary goes through before it is promoted."""
@@ -50,7 +51,7 @@ class Limits:
         window_us: How long each step lasts.
         min_rows: Rows of either version below which nothing is concluded from shares and distributions.
         max_failures: Share of failed rows above that of the champion.
-        max_slowdown: Times the champion's p99 latency.
+        max_slowdown: Times the champion's p99 latency, in requests of about the same size.
         max_drift: Population stability index of the scores, against the champion's.
         max_loss: Brier score above that of the champion, where labels have come for ``min_rows``.
     """
@@ -75,8 +76,7 @@ class Evidence:
     Attributes:
         rows: Rows given to it.
         failures: Those of them that it had no valid answer to.
-        p99_ms: Latency of its requests; NaN where nothing was measured.
-        p99_above_ms: What that is above for certain, however few requests there were; NaN where that is nothing.
+        latency: How long its requests took.
         scores: Counts of its scores by bins, the same for all versions.
         labelled: Scores whose label has come.
         squared_error: Sum of squared differences of those from their labels.
@@ -84,8 +84,7 @@ class Evidence:
 
     rows: int = 0
     failures: int = 0
-    p99_ms: float = math.nan
-    p99_above_ms: float = math.nan
+    latency: Latency = field(default_factory=dict)
     scores: tuple[int, ...] = ()
     labelled: int = 0
     squared_error: float = 0.0
@@ -257,8 +256,11 @@ def _fault(tried: Evidence, base: Evidence, limits: Limits) -> str | None:
 
 
 def _difference(tried: Evidence, base: Evidence, limits: Limits) -> str | None:
-    if tried.p99_above_ms > base.p99_ms * limits.max_slowdown:
-        return f"its p99 is {tried.p99_ms:.1f} ms, the champion's {base.p99_ms:.1f} ms"
+    for size in sorted(tried.latency.keys() & base.latency.keys()):
+        found, expected = tried.latency[size], base.latency[size]
+        if is_slower(found, expected, times=limits.max_slowdown):
+            rows = f"in requests of up to {2**size} rows"
+            return f"its p99 is {p99_ms(found):.1f} ms {rows}, the champion's {p99_ms(expected):.1f} ms"
     if _differ(tried.scores, base.scores):
         drift = stability_index(tried.scores, base.scores)
         if drift > limits.max_drift:

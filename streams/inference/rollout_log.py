@@ -13,7 +13,6 @@ import contextlib
 import itertools
 import json
 import logging
-import math
 import random
 import time
 import uuid
@@ -37,7 +36,6 @@ _PATIENCE_S: Final = 60.0
 _MAX_WAIT_S: Final = 2.0
 _STATE: Final = b"state"
 _EVIDENCE: Final = "evidence/"
-_MEASURED: Final = ("p99_ms", "p99_above_ms")
 _QUIET: Final = {"log_level": 2}  # each try to connect is an error of level 3; the one that counts is raised
 _UNKNOWN: Final = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION)
 _TAKEN: Final = (
@@ -330,11 +328,7 @@ class RolloutLog:
 
 
 def _write_entry(entry: Entry) -> bytes:
-    document = asdict(entry)
-    baseline = document["state"]["baseline"]
-    for name in () if baseline is None else _MEASURED:
-        baseline[name] = None if math.isnan(baseline[name]) else baseline[name]  # JSON has no NaN
-    return json.dumps(document).encode()
+    return json.dumps(asdict(entry)).encode()
 
 
 def _read_entry(value: bytes) -> Entry:
@@ -344,8 +338,9 @@ def _read_entry(value: bytes) -> Entry:
         for name in ("champion", "candidate", "previous"):
             state[name] = None if state[name] is None else ServedVersion(**state[name])
         if (baseline := state["baseline"]) is not None:
-            measured = {name: math.nan if baseline[name] is None else baseline[name] for name in _MEASURED}
-            state["baseline"] = Evidence(**{**baseline, "scores": tuple(baseline["scores"]), **measured})
+            latency = {int(size): tuple(counts) for size, counts in baseline["latency"].items()}
+            scores = tuple(baseline["scores"])
+            state["baseline"] = Evidence(**{**baseline, "scores": scores, "latency": latency})
         state |= {"stage": Stage(state["stage"]), "shares": tuple(state["shares"])}
         return Entry(**{**document, "state": Rollout(**state), "limits": Limits(**document["limits"])})
     except (ValueError, KeyError, TypeError) as exc:

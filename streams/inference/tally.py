@@ -1,6 +1,5 @@
 """What a version of a model has done, as sums that add up over batches and over workers."""
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -9,14 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from schemas.model import ModelOutput
-from streams.inference.rollout import CHANCE, Evidence
+from streams.inference.latency import BINS, bin_of, p99_ms, size_of
+from streams.inference.rollout import Evidence
 
 Counts = NDArray[np.int64]
 
-_LATENCY_BINS: Final = 176
-_FIRST_MS: Final = 0.1
-_BINS_PER_DOUBLING: Final = 8
-"""Latencies are told apart by 9 %, from 0.1 ms to some seven minutes."""
 _BOUNDED_BINS: Final = 10
 _MAGNITUDES: Final = 10
 """Of an output without bounds: powers of two up to 1,024, of either sign."""
@@ -29,7 +25,7 @@ class Tally:
     Attributes:
         rows: Rows given to it.
         failures: Those of them that it had no valid answer to.
-        latency: Requests by how long they took, in bins.
+        latency: Requests by their size, and by how long they took (:mod:`streams.inference.latency`).
         scores: Scores by value, in the bins of :func:`score_bins`; empty before the first.
         compared: Rows that the champion has answered too, in a shadow.
         difference_sum: Sum of the absolute differences of those.
@@ -38,7 +34,7 @@ class Tally:
 
     rows: int = 0
     failures: int = 0
-    latency: Counts = field(default_factory=lambda: np.zeros(_LATENCY_BINS, dtype=np.int64))
+    latency: dict[int, Counts] = field(default_factory=dict)
     scores: Counts = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     compared: int = 0
     difference_sum: float = 0.0
@@ -55,8 +51,7 @@ class Tally:
         """
         self.rows += rows
         self.failures += failures
-        place = math.ceil(math.log2(max(took_ms, _FIRST_MS) / _FIRST_MS) * _BINS_PER_DOUBLING)
-        self.latency[min(place, _LATENCY_BINS - 1)] += 1
+        self.latency.setdefault(size_of(rows), np.zeros(BINS, dtype=np.int64))[bin_of(took_ms)] += 1
         self.scores = scores.copy() if not self.scores.size else self.scores + scores
 
     def compare(self, differences: NDArray[np.float64]) -> None:
@@ -67,44 +62,25 @@ class Tally:
 
     @property
     def p99_ms(self) -> float:
-        """Time that 99 of 100 requests were answered within; NaN where there are none."""
-        n_requests = int(self.latency.sum())
-        return self._took_ms(math.ceil(0.99 * n_requests)) if n_requests else math.nan
-
-    @property
-    def p99_above_ms(self) -> float:
-        """Time that more requests took than one in a hundred would by chance; NaN where there are too few of them.
-
-        Of n requests, those above the 99th percentile are n/100 with a standard deviation of sqrt(n)/10, and hardly
-        ever as many as four of them above that; three more, for where they are too few for a normal distribution.
-        """
-        n_requests = int(self.latency.sum())
-        rank = n_requests - math.ceil(n_requests / 100 + CHANCE * math.sqrt(n_requests) / 10 + 3)
-        return self._took_ms(rank) if rank > 0 else math.nan
+        """Time that 99 of 100 requests of any size were answered within; NaN where there are none."""
+        return p99_ms(sum(self.latency.values(), np.zeros(BINS, dtype=np.int64)).tolist())
 
     @property
     def evidence(self) -> Evidence:
         """What a rollout is decided by."""
-        scores = tuple(int(count) for count in self.scores)
         return Evidence(
             rows=self.rows,
             failures=self.failures,
-            p99_ms=self.p99_ms,
-            p99_above_ms=self.p99_above_ms,
-            scores=scores,
+            latency={size: tuple(counts.tolist()) for size, counts in self.latency.items()},
+            scores=tuple(self.scores.tolist()),
         )
-
-    def _took_ms(self, rank: int) -> float:
-        """What the request of a rank took, the fastest being the first."""
-        place = int(np.searchsorted(np.cumsum(self.latency), rank))
-        return float(_FIRST_MS * 2 ** (place / _BINS_PER_DOUBLING))
 
     def to_document(self) -> dict[str, Any]:
         """Everything, as JSON has it."""
         return {
             "rows": self.rows,
             "failures": self.failures,
-            "latency": self.latency.tolist(),
+            "latency": {str(size): counts.tolist() for size, counts in self.latency.items()},
             "scores": self.scores.tolist(),
             "compared": self.compared,
             "difference_sum": self.difference_sum,
@@ -114,8 +90,9 @@ class Tally:
     @staticmethod
     def from_document(document: Mapping[str, Any]) -> "Tally":
         """Read what :meth:`to_document` made."""
-        arrays = {name: np.array(document[name], dtype=np.int64) for name in ("latency", "scores")}
-        return Tally(**{**document, **arrays})
+        scores = np.array(document["scores"], dtype=np.int64)
+        latency = {int(size): np.array(counts, dtype=np.int64) for size, counts in document["latency"].items()}
+        return Tally(**{**document, "scores": scores, "latency": latency})
 
 
 def merged(tallies: Iterable[Tally]) -> Tally:
@@ -124,7 +101,8 @@ def merged(tallies: Iterable[Tally]) -> Tally:
     for tally in tallies:
         whole.rows += tally.rows
         whole.failures += tally.failures
-        whole.latency = whole.latency + tally.latency
+        for size, counts in tally.latency.items():
+            whole.latency[size] = whole.latency.get(size, 0) + counts
         if tally.scores.size:
             whole.scores = tally.scores if not whole.scores.size else whole.scores + tally.scores
         whole.compared += tally.compared

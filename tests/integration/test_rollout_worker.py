@@ -112,7 +112,11 @@ def test_a_canary_scores_its_share_always_the_same_entities_and_by_whichever_wor
     [
         (FAILING, {}, r"rolled back: \d+\.\d+% of its rows failed, 0.00% of the champion's"),
         (SHIFTED, {}, "rolled back: its scores are distributed otherwise than the champion's, PSI"),
-        (SLOW, {"max_slowdown": "1.5"}, r"rolled back: its p99 is \d+\.\d ms, the champion's"),
+        (
+            SLOW,
+            {"max_slowdown": "1.5"},
+            r"rolled back: its p99 is \d+\.\d ms in requests of up to \d+ rows, the champion's",
+        ),
     ],
     ids=["failing", "shifted", "slow"],
 )

@@ -1,6 +1,5 @@
 """Rollouts: sticky splits, and no bad version that stays."""
 
-import math
 from dataclasses import replace
 
 import numpy as np
@@ -10,6 +9,7 @@ from hypothesis import strategies as st
 
 from schemas.errors import ConfigError
 from schemas.model import ServedVersion
+from streams.inference.latency import BINS, Latency, bin_of, is_slower, p99_ms, size_of
 from streams.inference.rollout import (
     Evidence,
     Limits,
@@ -28,12 +28,30 @@ from tests.support.scoring import make_spec
 OLD, NEW, OTHER = (ServedVersion(version=str(n), sha256=f"{n}" * 64) for n in (1, 2, 3))
 STABLE = Rollout(model="delay", champion=OLD)
 WINDOW_US = Limits().window_us
+
+
+def took(*milliseconds: float, size: int = 5) -> Latency:
+    """Latency of a hundred requests of each."""
+    counts = [0] * BINS
+    for each in milliseconds:
+        counts[bin_of(each)] += 100
+    return {size: counts}
+
+
 GOOD = Evidence(
-    rows=1_000, failures=1, p99_ms=10.0, p99_above_ms=8.0, scores=(500, 300, 200), labelled=500, squared_error=50.0
+    rows=1_000,
+    failures=1,
+    latency=took(8.0, 10.0),
+    scores=(500, 300, 200),
+    labelled=500,
+    squared_error=50.0,
 )
 BAD = {
     "failures": (replace(GOOD, failures=50), "5.00% of its rows failed, 0.10% of the champion's"),
-    "latency": (replace(GOOD, p99_ms=16.0, p99_above_ms=15.5), "its p99 is 16.0 ms, the champion's 10.0 ms"),
+    "latency": (
+        replace(GOOD, latency=took(8.0, 16.0)),
+        "its p99 is 16.6 ms in requests of up to 32 rows, the champion's 10.8 ms",
+    ),
     "scores": (replace(GOOD, scores=(200, 300, 500)), "PSI"),
     "quality": (replace(GOOD, squared_error=100.0), "its Brier score is 0.200, the champion's 0.100"),
 }
@@ -113,14 +131,19 @@ def test_too_few_rows_prolong_a_step():
 
 
 @pytest.mark.parametrize("seed", range(20))
-@pytest.mark.parametrize(("failing", "rows_per_request"), [(0.0, 1), (0.02, 20), (0.1, 1)])
-def test_chance_alone_takes_no_version_back(seed: int, failing: float, rows_per_request: int):
-    """Two versions that do the very same are judged after each request, from the fewest rows on."""
+@pytest.mark.parametrize(
+    ("failing", "rows_per_request", "every"), [(0.0, 1, 1), (0.02, 20, 1), (0.1, 1, 1), (0.02, 20, 10)]
+)
+def test_chance_alone_takes_no_version_back(seed: int, failing: float, rows_per_request: int, every: int):
+    """Two versions that do the very same are judged after each request, from the fewest rows on.
+
+    The champion has as many of them as the candidate, or a tenth.
+    """
     random = np.random.default_rng(seed)
     output = make_spec().outputs[0]
     state, seen = start_canary(STABLE, NEW, now_us=0, shares=[0.5]), (Tally(), Tally())
-    for _ in range(200):
-        for tally in seen:
+    for number in range(200):
+        for tally in seen if number % every == 0 else seen[1:]:
             tally.add(
                 rows=rows_per_request,
                 failures=int(random.binomial(rows_per_request, failing)),
@@ -133,15 +156,27 @@ def test_chance_alone_takes_no_version_back(seed: int, failing: float, rows_per_
 
 
 def test_a_p99_is_certain_only_of_many_requests():
-    tally = Tally()
-    none = score_bins(make_spec().outputs[0], np.empty(0))
-    for number in range(1, 1_001):
-        tally.add(rows=1, failures=0, took_ms=1.0 if number % 20 else 100.0, scores=none)
-        if number == 20:
-            assert tally.p99_ms > 90
-            assert tally.p99_above_ms < 1.1, "one request in twenty was slow: that may be the one in a hundred"
-    assert tally.p99_above_ms > 90, "it was one in twenty all along"
-    assert math.isnan(Tally().p99_above_ms)
+    one_slow, one_in_twenty = [0] * BINS, [0] * BINS
+    for counts, n_quick, n_slow in ((one_slow, 19, 1), (one_in_twenty, 950, 50)):
+        counts[bin_of(1.0)], counts[bin_of(100.0)] = n_quick, n_slow
+    quick = took(1.0, 1.0, 1.0, 1.0, 1.0)[5]
+
+    assert p99_ms(one_slow) > 90
+    assert not is_slower(one_slow, quick, times=1.5), "that may be the one in a hundred"
+    assert is_slower(one_in_twenty, quick, times=1.5)
+    assert not is_slower(one_in_twenty, [count and 10 for count in quick], times=1.5), (
+        "ten say nothing of one in twenty"
+    )
+    assert not is_slower([0] * BINS, quick, times=1.5)
+    assert not is_slower(quick, [0] * BINS, times=1.5)
+
+
+def test_requests_of_other_sizes_are_not_compared():
+    slower = replace(GOOD, latency=took(80.0, 100.0, size=6))
+    state = start_canary(STABLE, NEW, now_us=0)
+
+    assert observe(state, champion=GOOD, candidate=slower, now_us=1) is state
+    assert [size_of(rows) for rows in (1, 2, 3, 4, 5, 1_024, 1_025)] == [0, 1, 2, 2, 3, 10, 11]
 
 
 def test_an_a_b_test_is_not_promoted_by_itself_but_is_rolled_back():
