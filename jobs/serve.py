@@ -134,7 +134,7 @@ def _is_loopback(address: str) -> bool:
 
 
 def _model_version(application: Application, settings: Settings) -> str:
-    """Give the version that scores; ``none`` without a model, or while it is not trained."""
+    """Give the newest version, be it the champion or not; ``none`` without a model, or while it is not trained."""
     model = scored_model(application)
     if model is None or not (settings.model_repository / model.name / "config.pbtxt").is_file():
         return "none"

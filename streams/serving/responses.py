@@ -21,7 +21,7 @@ _ID: Final = {"X-Request-Id": {"description": "Names the request.", "schema": {"
 _HEADERS: Final = {
     **_ID,
     "X-Model-Version": {
-        "description": "Version of the model whose score it is, else of the one that scores; `none` without a model.",
+        "description": "Version of the model whose score it is, else the newest there is; `none` without a model.",
         "schema": {"type": "string"},
     },
 }
