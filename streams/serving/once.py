@@ -13,7 +13,7 @@ found there, by the header, and only what is missing is sent; the answer tells o
 
 What this does not cover: a process that is stopped for longer than the lease between looking at it and sending, a
 broker that is stopped for as long with a record that it has received and not written, and a Redis that forgets what it
-acknowledged (evicted, or lost in a failover).
+acknowledged (evicted, or lost in a failover or a power cut).
 """
 
 import asyncio
