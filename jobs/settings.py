@@ -1,140 +1,36 @@
 """Every environment variable that Headrace reads, in one table: name, type, default and what it is for."""
 
-import json
 import socket
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
-from infra.local.port import split_address
 from infra.local.service import ServiceAddresses
 from infra.local.services import LocalServices
 from jobs.directory import see_writable
 from jobs.role import Role
-from schemas.errors import ConfigError, ServiceError
-from schemas.time import parse_duration_us
+from jobs.setting_text import (
+    read_brokers,
+    read_delta_options,
+    read_duration_s,
+    read_event_rate,
+    read_flag,
+    read_host_and_port,
+    read_http_port,
+    read_path,
+    read_port,
+    read_pseudonym_key,
+    read_redis_url,
+    read_registry_url,
+    read_words,
+)
+from schemas.errors import ConfigError
 from streams.transport.options import Delivery
 
 if TYPE_CHECKING:  # both load pyarrow
     from schemas.view import FeatureView
     from streams.sinks.pseudonym import Pseudonyms
-
-_TRUE: Final = ("1", "true", "yes", "on")
-_FALSE: Final = ("0", "false", "no", "off")
-_PORTS: Final = 65_536
-_MAX_EVENT_RATE: Final = 1_000_000
-
-
-def _path(text: str) -> Path:
-    return Path(text).expanduser().absolute()
-
-
-def _host_and_port(text: str) -> str | None:
-    if text:
-        try:
-            split_address(text, service="it")
-        except ServiceError as exc:
-            raise ValueError(text) from exc
-    return text or None
-
-
-def _brokers(text: str) -> str | None:
-    for address in text.split(",") if text else ():
-        if _host_and_port(address) is None:
-            raise ValueError(text)
-    return text or None
-
-
-def _redis_url(text: str) -> str | None:
-    if text:
-        # It loads the client library, which a setting that is not there must not cost.
-        from streams.sinks.redis_address import RedisAddress  # noqa: PLC0415
-
-        try:
-            RedisAddress.parse(text)
-        except ConfigError as exc:
-            msg = f"HEADRACE_REDIS: {exc}"  # without user and password, which the text may hold
-            raise ConfigError(msg) from exc
-    return text or None
-
-
-def _registry_url(text: str) -> str | None:
-    if text:
-        # It loads the client library, which a setting that is not there must not cost.
-        from streams.transport.schema_registry import registry_config  # noqa: PLC0415
-
-        try:
-            registry_config(text)
-        except ConfigError as exc:
-            msg = f"HEADRACE_SCHEMA_REGISTRY: {exc}"  # without user and password, which the text may hold
-            raise ConfigError(msg) from exc
-    return text or None
-
-
-def _flag(text: str) -> bool:
-    if text.lower() not in _TRUE + _FALSE:
-        raise ValueError(text)
-    return text.lower() in _TRUE
-
-
-def _port(text: str) -> int:
-    if not text.isdecimal() or not 0 <= int(text) <= _PORTS - len(Role):
-        raise ValueError(text)
-    return int(text)
-
-
-def _duration_s(text: str) -> float:
-    try:
-        duration_s = parse_duration_us(text, field="it") / 1e6
-    except ConfigError as exc:
-        raise ValueError(text) from exc
-    if duration_s < 1:
-        raise ValueError(text)
-    return duration_s
-
-
-def _http_port(text: str) -> int:
-    if not text.isdecimal() or not 0 <= int(text) < _PORTS:
-        raise ValueError(text)
-    return int(text)
-
-
-def _delta_options(text: str) -> dict[str, str] | None:
-    if not text:
-        return None
-    # What is wrong is not shown: the text may hold keys.
-    msg = 'HEADRACE_DELTA_OPTIONS is not a JSON object of texts, expected one such as {"AWS_ENDPOINT_URL": "http://…"}'
-    try:
-        found = json.loads(text)
-    except ValueError as exc:
-        raise ConfigError(msg) from exc
-    if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
-        raise ConfigError(msg)
-    return found
-
-
-def _pseudonym_key(text: str) -> str | None:
-    if text:
-        # It loads pyarrow, which a setting that is not there must not cost.
-        from streams.sinks.pseudonym import Pseudonyms  # noqa: PLC0415
-
-        try:
-            Pseudonyms(text.encode())
-        except ConfigError as exc:
-            msg = f"HEADRACE_PSEUDONYM_KEY: {exc}"
-            raise ConfigError(msg) from exc
-    return text or None
-
-
-def _event_rate(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= _MAX_EVENT_RATE:
-        raise ValueError(text)
-    return int(text)
-
-
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(text.split())
 
 
 @dataclass(frozen=True)
@@ -167,7 +63,7 @@ class Settings:
             kind="directory",
             default=".headrace",
             doc="Data, logs and state of the local services, and whatever else a run keeps.",
-            read=_path,
+            read=read_path,
         ),
     ]
     kafka: Annotated[
@@ -177,7 +73,7 @@ class Settings:
             kind="host:port, several with commas between",
             default="",
             doc="Bootstrap servers of a Kafka to use; without it the local one.",
-            read=_brokers,
+            read=read_brokers,
         ),
     ]
     redis: Annotated[
@@ -188,7 +84,7 @@ class Settings:
             default="",
             doc="URL of a Redis, redis+cluster:// for a cluster, redis+sentinel:// for sentinels, rediss for TLS; "
             "without it the local one.",
-            read=_redis_url,
+            read=read_redis_url,
         ),
     ]
     triton: Annotated[
@@ -198,7 +94,7 @@ class Settings:
             kind="host:port",
             default="",
             doc="gRPC endpoint of a Triton to use; without it the local one.",
-            read=_host_and_port,
+            read=read_host_and_port,
         ),
     ]
     schema_registry: Annotated[
@@ -208,7 +104,7 @@ class Settings:
             kind="http://host:port or https://user:password@host:port",
             default="",
             doc="URL of a Confluent-compatible schema registry, for contracts with `x-framing`; ?ssl_ca_certs=FILE.",
-            read=_registry_url,
+            read=read_registry_url,
         ),
     ]
     use_triton_fallback: Annotated[
@@ -218,7 +114,7 @@ class Settings:
             kind="0 or 1",
             default="0",
             doc="1 runs a small KServe v2 server on onnxruntime in place of the local Triton.",
-            read=_flag,
+            read=read_flag,
         ),
     ]
     model_repository: Annotated[
@@ -228,7 +124,7 @@ class Settings:
             kind="directory",
             default="model_repository",
             doc="The models that Triton serves.",
-            read=_path,
+            read=read_path,
         ),
     ]
     model_store: Annotated[
@@ -260,7 +156,7 @@ class Settings:
             default="",
             doc="Options of the offline store's object store, as delta-rs takes them (S3, Azure, GCS); what the "
             "environment has of them (AWS_…, AZURE_…, GOOGLE_…) need not be repeated.",
-            read=_delta_options,
+            read=read_delta_options,
         ),
     ] = field(repr=False)
     lineage: Annotated[
@@ -270,7 +166,7 @@ class Settings:
             kind="file",
             default="{home}/lineage/events.ndjson",
             doc="File that takes the OpenLineage events.",
-            read=_path,
+            read=read_path,
         ),
     ]
     metrics_port: Annotated[
@@ -281,7 +177,7 @@ class Settings:
             default="9101",
             doc="Port of the Prometheus endpoint of the features role; online, offline, scoring, serve take the next "
             "ones. 0 takes any free ones.",
-            read=_port,
+            read=read_port,
         ),
     ]
     application: Annotated[
@@ -312,7 +208,7 @@ class Settings:
             default="60s",
             doc="A worker that stands still for so long although records wait, and no service keeps it, ends with exit "
             "code 1.",
-            read=_duration_s,
+            read=read_duration_s,
         ),
     ]
     http_port: Annotated[
@@ -322,7 +218,7 @@ class Settings:
             kind="port from 1 to 65535, or 0",
             default="8080",
             doc="Port of the HTTP API of the serve role. 0 takes any free one.",
-            read=_http_port,
+            read=read_http_port,
         ),
     ]
     http_address: Annotated[
@@ -342,7 +238,7 @@ class Settings:
             kind="events a second from 1 to 1000000",
             default="100000",
             doc="Events that all producers together may send to the HTTP API.",
-            read=_event_rate,
+            read=read_event_rate,
         ),
     ]
     is_open_to_events: Annotated[
@@ -352,7 +248,7 @@ class Settings:
             kind="0 or 1",
             default="0",
             doc="1 takes events over HTTP without a key of `headrace keys`; on loopback alone.",
-            read=_flag,
+            read=read_flag,
         ),
     ]
     pseudonym_key: Annotated[
@@ -363,7 +259,7 @@ class Settings:
             default="",
             doc='Secret by which views with `Serving(personal="hash")` hash personal values before they go online; '
             "the same for all roles and readers.",
-            read=_pseudonym_key,
+            read=read_pseudonym_key,
         ),
     ] = field(repr=False)
     delivery: Annotated[
@@ -384,7 +280,7 @@ class Settings:
             kind="flags with spaces between",
             default="",
             doc="Further flags of the local Kafka's Java, such as -Xmx1g for benchmarks.",
-            read=_words,
+            read=read_words,
         ),
     ]
     cache: Annotated[
@@ -394,7 +290,7 @@ class Settings:
             kind="directory",
             default="{user_cache}/headrace",
             doc="Downloads that all homes of a user share, such as the jars of Kafka.",
-            read=_path,
+            read=read_path,
         ),
     ]
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
