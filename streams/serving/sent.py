@@ -1,5 +1,6 @@
 """What of a request is on its topic already: found by the header that its records carry."""
 
+import re
 from typing import Final
 
 from schemas.errors import ServiceError, SinkUnavailableError
@@ -12,6 +13,7 @@ MAX_RECORDS: Final = 2_000_000
 """Records that are looked through at most, some seconds."""
 _MARGIN_MS: Final = 10_000
 """By how much the clocks of brokers and servers may differ: topics may carry the time of either."""
+_NUMBER: Final = re.compile(rb"[0-9]{1,9}")
 
 
 def find_sent(brokers: str, topic: str, *, tag: str, since_ms: int) -> dict[int, Delivered]:
@@ -43,7 +45,10 @@ def find_sent(brokers: str, topic: str, *, tag: str, since_ms: int) -> dict[int,
             for batch in log.read(number, offsets) if offsets else ():
                 for offset, headers in zip(batch.offsets.tolist(), batch.headers, strict=True):
                     for name, value in headers or ():
-                        if name == ONCE_HEADER and value.startswith(start_of_tag):
+                        # Others write to the topic too, and may give a header of this name anything, or null.
+                        if name != ONCE_HEADER or not value or not value.startswith(start_of_tag):
+                            continue
+                        if _NUMBER.fullmatch(value, len(start_of_tag)):
                             found.setdefault(int(value[len(start_of_tag) :]), Delivered(number, offset))
     except ServiceError as exc:
         msg = f"what became of the first request with this Idempotency-Key cannot be told now: {exc}"

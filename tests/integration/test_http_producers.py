@@ -19,6 +19,7 @@ from uuid import uuid4
 import httpx
 import pytest
 import redis
+from confluent_kafka import Producer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -401,6 +402,16 @@ class TestFirstThatDied:
         assert (answer.status_code, answer.json()["error"]["code"]) == (409, "in_progress")
         assert 1 <= int(answer.headers["Retry-After"]) <= 60
         assert edge.keys_of_events() == []
+
+
+def test_headers_that_another_program_gave_are_none_of_a_claim(kafka: str) -> None:
+    topic = make_topic(kafka, "foreign")
+    producer = Producer({"bootstrap.servers": kafka})
+    foreign = [None, b"", b"\xff", b"tag", b"tag:", b"tag:x", b"tag:-1", b"tag:1 ", b"tag:" + b"1" * 5_000, b"other:1"]
+    for value in [*foreign, b"tag:3"]:
+        producer.produce(topic, b"{}", headers=[(sent.ONCE_HEADER, value)], partition=0)
+    assert producer.flush(30) == 0
+    assert sent.find_sent(kafka, topic, tag="tag", since_ms=60_000) == {3: Delivered(0, len(foreign))}
 
 
 @pytest.mark.parametrize("step", STEPS)
