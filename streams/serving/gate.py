@@ -105,6 +105,7 @@ class Gate:
 
         Raises:
             RefusedError: They are too many now (429), or in one request (413); or the key was revoked (401).
+            SinkRejectedError: What stands where keys are kept are none.
         """
         if events > (most := min(key.rate.burst, self._global_rate.burst)):
             text = f"the batch has {events} events, expected at most the {most} that may be sent at once; split it"

@@ -154,10 +154,21 @@ class KeyRing:
             ]
             return cls(version_of(packed), tuple(keys))
         except (ValueError, TypeError, KeyError, ConfigError) as exc:
-            msg = f"the keys of producers cannot be read ({exc}), expected what `headrace keys` writes; restore them"
-            raise SinkRejectedError(msg) from exc
+            raise _unreadable(exc) from exc
 
 
 def version_of(packed: bytes) -> int:
-    """Read the version of packed keys off their beginning; 0 of nothing."""
-    return int(packed[:VERSION_DIGITS] or b"0")
+    """Read the version of packed keys off their beginning; 0 of nothing.
+
+    Raises:
+        SinkRejectedError: It is something else.
+    """
+    try:
+        return int(packed[:VERSION_DIGITS] or b"0")
+    except ValueError as exc:
+        raise _unreadable(exc) from exc
+
+
+def _unreadable(exc: Exception) -> SinkRejectedError:
+    msg = f"the keys of producers cannot be read ({exc}), expected what `headrace keys` writes; restore them"
+    return SinkRejectedError(msg)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from schemas.errors import SinkUnavailableError
+from schemas.errors import SinkRejectedError, SinkUnavailableError
 from streams.serving.edge import RefusedError
 from streams.serving.gate import KEPT_S, Gate
 from streams.serving.producer_key import KeyRing, ProducerKey, Rate, digest_of
@@ -24,6 +24,7 @@ class FakeStore:
 
     def __init__(self) -> None:
         self.ring = KeyRing().with_key(KEY)
+        self.foreign = b""
         self.is_away = False
         self.n_reads = 0
 
@@ -37,7 +38,7 @@ class FakeStore:
 
     async def run(self, script: str, *, keys: Sequence[str], values: Sequence[bytes], arguments: Sequence[str]) -> Any:
         self._answer()
-        version = self.ring.packed()[:20] if self.ring.version else b""
+        version = self.foreign[:20] or (self.ring.packed()[:20] if self.ring.version else b"")
         return [b"1", *[b"0"] * (len(keys) - 1), version]
 
     def _answer(self) -> None:
@@ -108,3 +109,10 @@ async def test_a_store_that_has_lost_the_keys_lets_nobody_in(rig: Rig) -> None:
         with pytest.raises(RefusedError, match="the key is none that is known here") as refused:
             await rig.send()
         assert refused.value.status_code == 401
+
+
+async def test_what_another_program_put_where_the_keys_were_is_said_to_be_none(rig: Rig) -> None:
+    await rig.send()
+    rig.store.foreign = b"a value of another program"
+    with pytest.raises(SinkRejectedError, match=r"the keys of producers cannot be read .*; restore them"):
+        await rig.send()
