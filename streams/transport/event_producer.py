@@ -172,25 +172,33 @@ class EventProducer:
 
     def _serve(self) -> None:
         while not self._is_ended:
-            current = self._producers[-1]
-            current.poll(_POLL_S)
-            for failed in self._producers[:-1]:
-                failed.poll(0)
-                if not len(failed):
-                    with self._lock:
-                        self._producers.remove(failed)
+            try:
+                self._poll()
+            except Exception:  # what one record's callback raises must not leave all the others waiting
+                logger.exception("what has become of an event could not be handed over; others go on")
+
+    def _poll(self) -> None:
+        current = self._producers[-1]
+        current.poll(_POLL_S)
+        for failed in self._producers[:-1]:
+            failed.poll(0)
+            if not len(failed):
+                with self._lock:
+                    self._producers.remove(failed)
 
     def _settle(
         self, producer: Any, pending: "_Pending", position: int, error: KafkaError | None, message: Message
     ) -> None:
-        if error is not None:
-            pending.settle(position, self._outcome(producer, error))
-            return
-        partition, offset = message.partition(), message.offset()
-        if partition is None or offset is None or offset < 0:
-            pending.settle(position, Undelivered("Kafka has not said where it is"))
-            return
-        pending.settle(position, Delivered(partition, offset))
+        outcome: Delivered | Undelivered = Undelivered("Kafka has not said where it is")
+        try:
+            if error is not None:
+                outcome = self._outcome(producer, error)
+            else:
+                partition, offset = message.partition(), message.offset()
+                if partition is not None and offset is not None and offset >= 0:
+                    outcome = Delivered(partition, offset)
+        finally:  # whoever waits for it must not wait for ever
+            pending.settle(position, outcome)
 
     def _outcome(self, producer: Any, error: KafkaError, *, is_unsent: bool = False) -> Undelivered:
         if error.fatal() or error.code() == KafkaError._FATAL:
@@ -202,8 +210,12 @@ class EventProducer:
         with self._lock:
             if self._producers[-1] is not failed:
                 return
+            try:
+                self._producers.append(self._make_producer(self._config))
+            except KafkaException as exc:
+                logger.warning("the producer of events failed for good (%s), and there is no other: %s", error, exc)
+                return  # the next record that this one refuses tries again
             logger.warning("the producer of events failed for good (%s), another one goes on", error.str())
-            self._producers.append(self._make_producer(self._config))
 
 
 class _Pending:
