@@ -106,6 +106,7 @@ def replay(
             left.clear()
         name = f"replay_{uuid4().hex[:8]}"
         namespace = Namespace(name=name, directory=root / name, brokers=brokers, redis_url=redis_url)
+        namespace.clear()  # of nothing yet: what may not be cleared up is told before all the work
         stack.callback(namespace.clear)
         counts = {
             source_in(name, topic): max(
@@ -136,15 +137,18 @@ def replay(
             )
             for view in views
         }
-    if as_json:
-        typer.echo(json.dumps(_document(compared, fed, sections, took_s=took_s, shown=shown), indent=2, default=str))
-    else:
-        for view in views:
-            print_comparisons(
-                compared[view.name], shown=shown, said=f"{view.name} v{view.version}, {_spans(view, sections)}"
-            )
-        n_wanted = sum(len(section.wanted) for section in sections)
-        Console().print(f"{fed.records:,} records in {took_s:.1f} s, offsets of {n_wanted:,} compared", soft_wrap=True)
+        # Before clearing up, which may fail.
+        if as_json:
+            found = _document(compared, fed, sections, took_s=took_s, shown=shown)
+            typer.echo(json.dumps(found, indent=2, default=str))
+        else:
+            for view in views:
+                print_comparisons(
+                    compared[view.name], shown=shown, said=f"{view.name} v{view.version}, {_spans(view, sections)}"
+                )
+            n_wanted = sum(len(section.wanted) for section in sections)
+            said = f"{fed.records:,} records in {took_s:.1f} s, offsets of {n_wanted:,} compared"
+            Console().print(said, soft_wrap=True)
     if any(comparison.mismatched for found in compared.values() for comparison in found):
         raise typer.Exit(DIFFERENT)
 

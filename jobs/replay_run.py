@@ -19,7 +19,7 @@ from confluent_kafka.admin import AdminClient
 from infra.local.port import choose_ports
 from jobs.application import Application, consumer_groups, load_application
 from jobs.consumer_group import committed_offsets, is_caught_up
-from jobs.namespace import module_text
+from jobs.namespace import module_text, name_in
 from jobs.role import Role
 from jobs.settings import Settings
 from jobs.supervisor import Supervisor
@@ -138,7 +138,6 @@ class Namespace:
         """
         admin = make_admin(self.brokers)
         topics = self._topics(admin)
-        asyncio.run(self._forget({name.removeprefix("features.") for name in topics if name.startswith("features.")}))
         try:
             self._delete_groups(admin)
             for future in admin.delete_topics(topics, operation_timeout=TIMEOUT_S).values() if topics else ():
@@ -149,6 +148,8 @@ class Namespace:
                 "replay tries again"
             )
             raise ServiceError(msg) from exc
+        # Last of the services: where Redis refuses, its values alone are left, and the directory that tells of them.
+        asyncio.run(self._forget())
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def _topics(self, admin: AdminClient) -> list[str]:
@@ -176,10 +177,9 @@ class Namespace:
             if names:
                 time.sleep(_POLL_S)
 
-    async def _forget(self, views: set[str]) -> None:
+    async def _forget(self) -> None:
         async with OnlineWriter(self.redis_url, timeout_s=10.0) as writer:
-            for view in sorted(views):
-                await writer.forget(view)
+            await writer.forget(name_in(self.name, "*"))
 
 
 def _unless(call: Callable[[], object], code: int) -> None:

@@ -158,6 +158,9 @@ class OnlineWriter:
     async def forget(self, view_name: str) -> int:
         """Delete all values of a view of this name, in any version; returns how many there were.
 
+        Args:
+            view_name: Its name; `*` in it stands for anything, so that one look at the store finds several views.
+
         Raises:
             SinkRejectedError: The user may not: it takes ``+scan +unlink``.
             SinkUnavailableError: Redis does not answer; it may be called again.

@@ -20,6 +20,8 @@ from streams.sinks.redis_address import RedisAddress, RedisKind
 REQUIRED_RIGHTS: Final = "~headrace:* +evalsha +script|load +get +mget +getrange +set +time +wait"
 """What a user of the online store needs, as Redis spells rights, beside ``+@connection`` for the client library's
 greeting; a reader needs no more of these than ``+get +mget``."""
+_DELETING_RIGHTS: Final = "+scan +unlink"
+"""What a user needs besides who may delete all values of a view."""
 CLUSTER_RIGHTS: Final = "+cluster|slots +cluster|shards +cluster|keyslot +command"
 """What the client library asks of a cluster besides."""
 _PASSING: Final = (
@@ -156,10 +158,10 @@ class RedisClient:
     async def delete_matching(self, pattern: str) -> int:
         """Delete the keys of a pattern, which takes a look at every key there is; returns how many there were.
 
-        The user needs ``+scan +unlink`` for it, which no other call does.
+        The user needs ``+scan +unlink`` for it, which no other call does; that is told too where there is no such key.
         """
-        n_deleted = 0
-        with self._mapped_errors():
+        with self._mapped_errors(rights=f"{REQUIRED_RIGHTS} {_DELETING_RIGHTS}"):
+            n_deleted = int(await self._client.unlink(pattern))  # a key of this name would be one of the pattern
             async for key in self._client.scan_iter(match=pattern, count=1_000):
                 n_deleted += await self._client.unlink(key)
         return n_deleted
@@ -198,7 +200,7 @@ class RedisClient:
         return [slot[start : start + size] for slot in by_slot.values() for start in range(0, len(slot), size)]
 
     @contextmanager
-    def _mapped_errors(self) -> Iterator[None]:
+    def _mapped_errors(self, *, rights: str = REQUIRED_RIGHTS) -> Iterator[None]:
         try:
             yield
         except (exceptions.AuthenticationError, exceptions.AuthorizationError) as exc:
@@ -207,7 +209,7 @@ class RedisClient:
         except exceptions.NoPermissionError as exc:
             msg = (
                 f"Redis at {self._address} does not let this user do it ({exc}), expected a user who may "
-                f"{REQUIRED_RIGHTS}; see its ACL"
+                f"{rights}; see its ACL"
             )
             raise SinkRejectedError(msg) from exc
         except (exceptions.ConnectionError, *_PASSING_ERRORS) as exc:

@@ -172,6 +172,46 @@ def test_what_a_killed_one_has_left_the_next_one_clears_up(live: Live) -> None:
     live.replay()
 
 
+@pytest.fixture
+def limited(live: Live) -> Iterator[redis.Redis]:
+    """The application uses the online store as a user who may not delete what is there."""
+    admin = redis.Redis.from_url(live.redis_url)
+    admin.execute_command("ACL SETUSER", live.bench.name, "on", ">secret", "~*", "+@all", "-unlink")
+    live.bench.settings["HEADRACE_REDIS"] = live.redis_url.replace("://", f"://{live.bench.name}:secret@")
+    yield admin
+    admin.execute_command("ACL DELUSER", live.bench.name)
+    admin.close()
+
+
+def test_what_redis_will_not_let_it_clear_up_is_told_before_a_record_is_replayed(
+    live: Live, limited: redis.Redis
+) -> None:
+    live.run()
+    done = live.headrace("replay", "--json")
+    assert (done.returncode, done.stdout, "+scan +unlink" in done.stderr) == (1, "", True), done.stderr
+    assert live.left_behind() == []
+    limited.execute_command("ACL SETUSER", live.bench.name, "+unlink")
+    assert live.replay()["records"] == sum(live.bench.sent.values())
+
+
+def test_where_redis_comes_to_refuse_the_report_is_there_and_only_its_values_stay_until_the_next_one(
+    live: Live, limited: redis.Redis
+) -> None:
+    live.run()
+    limited.execute_command("ACL SETUSER", live.bench.name, "+unlink")
+    replaying = live.bench.run("replay", "--json")
+    live.bench.until(lambda: any(name.startswith("features.") for name in live.left_behind()), "topics")
+    limited.execute_command("ACL SETUSER", live.bench.name, "-unlink")
+    assert wait_until(lambda: not replaying.is_alive(), timeout_s=4 * TIMEOUT_S)
+    said = live.bench.log.read_text()
+    assert (exit_code(replaying.pid), '"dead letters"' in said, "+scan +unlink" in said) == (1, True, True), said
+    left = live.left_behind()
+    assert left
+    assert all(name.startswith(("headrace:replay_", str(live.bench.directory))) for name in left), left
+    limited.execute_command("ACL SETUSER", live.bench.name, "+unlink")
+    live.replay()
+
+
 def test_stopped_by_ctrl_c_it_leaves_nothing(live: Live) -> None:
     live.run()
     running = live.bench.run("replay", "--speed", "1")
