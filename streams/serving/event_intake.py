@@ -88,7 +88,8 @@ class EventIntake:
         self._searching = asyncio.Semaphore(MAX_SEARCHES)
         self._metrics = metrics
         self._clock_us = clock_us
-        self._breaker = Breaker("Kafka")
+        # A topic that is gone, or may not be written, says nothing of the others.
+        self._breakers = {topic: Breaker(f"Kafka's topic {topic}") for topic in admissions}
         self._stack = AsyncExitStack()
         self._n_requests = 0
 
@@ -202,14 +203,26 @@ class EventIntake:
             if claim is not None:
                 claim.has_sent = not all(map(_is_unsent, found))
                 claim.is_in_doubt = not all(isinstance(each, Delivered) or _is_unsent(each) for each in found)
-            away = [outcome for outcome in found if isinstance(outcome, Undelivered) and not outcome.is_too_large]
-            if away and not any(isinstance(outcome, Delivered) for outcome in found):
-                raise SinkUnavailableError(unavailable_text(away), retry_after_ms=_RETRY_MS)
+            if not all(map(_is_unsent, found)):  # else they were not even handed over, and Kafka was not asked
+                _check_acknowledged(found)
             return found
 
         if claim is not None:
             claim.check_lease()
-        return await self._breaker.call(send)
+        found = await self._breakers[topic].call(send)
+        _check_acknowledged(found)
+        return found
+
+
+def _check_acknowledged(found: Sequence[Delivered | Undelivered]) -> None:
+    """See that Kafka has acknowledged a record, if it may take any.
+
+    Raises:
+        SinkUnavailableError: It has not.
+    """
+    away = [outcome for outcome in found if isinstance(outcome, Undelivered) and not outcome.is_too_large]
+    if away and not any(isinstance(outcome, Delivered) for outcome in found):
+        raise SinkUnavailableError(unavailable_text(away), retry_after_ms=_RETRY_MS)
 
 
 def _is_unsent(outcome: Delivered | Undelivered) -> bool:
