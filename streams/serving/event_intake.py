@@ -11,8 +11,8 @@ request whose idempotency key was taken over, what is there already is left out 
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, contextmanager
 from types import TracebackType
 from typing import Any, Final, Protocol, Self
 
@@ -32,7 +32,8 @@ from streams.transport.event_producer import Delivered, EventProducer, EventReco
 MAX_BATCH_BYTES: Final = 8 * 2**20
 MAX_BATCH_EVENTS: Final = 10_000
 MAX_REQUESTS: Final = 256
-"""Requests with events that are worked on at a time: while Kafka is away, they must not keep readers out."""
+"""Requests with events that are worked on at a time, whatever they wait for: Kafka, the answer of the first with their
+idempotency key, the rest of their body. They must not keep readers out."""
 MAX_SEARCHES: Final = 2
 """Searches for what was sent under an idempotency key that go on at a time."""
 _RETRY_MS: Final = 1_000
@@ -124,6 +125,22 @@ class EventIntake:
         """Take note of events that were not let in."""
         self._metrics.events_taken(source, {code: events})
 
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """Count a request with events for as long as it is worked on.
+
+        Raises:
+            SinkUnavailableError: There are too many.
+        """
+        if self._n_requests >= MAX_REQUESTS:
+            text = f"{MAX_REQUESTS} requests with events are being worked on, expected fewer; try again"
+            raise SinkUnavailableError(text, retry_after_ms=_RETRY_MS)
+        self._n_requests += 1
+        try:
+            yield
+        finally:
+            self._n_requests -= 1
+
     async def take(
         self,
         admission: EventAdmission,
@@ -146,22 +163,6 @@ class EventIntake:
         Raises:
             SinkUnavailableError: None of those that may go was acknowledged.
         """
-        if self._n_requests >= MAX_REQUESTS:
-            text = f"{MAX_REQUESTS} requests with events wait for Kafka, expected fewer; try again"
-            raise SinkUnavailableError(text, retry_after_ms=_RETRY_MS)
-        self._n_requests += 1
-        try:
-            return await self._take(admission, values, request_ids, claim)
-        finally:
-            self._n_requests -= 1
-
-    async def _take(
-        self,
-        admission: EventAdmission,
-        values: Sequence[bytes],
-        request_ids: Sequence[str],
-        claim: Claim | None,
-    ) -> list[Outcome]:
         topic = admission.source.topic
         known: Mapping[int, Delivered] = {}
         if claim is not None and claim.is_taken_over:

@@ -16,6 +16,7 @@ from streams.serving.event_admission import EventAdmission, Refusal
 from streams.serving.event_intake import MAX_BATCH_BYTES, MAX_BATCH_EVENTS, EventIntake, row_document
 from streams.serving.gate import limit_headers
 from streams.serving.once import Claim, StoredAnswer, fingerprint_of
+from streams.serving.producer_key import ProducerKey
 from streams.serving.responses import add_headers, documented, json_response
 from streams.transport.event_producer import Delivered
 
@@ -52,6 +53,11 @@ def add_event_routes(api: FastAPI, intake: EventIntake) -> None:
     async def answer(request: Request, source: str) -> Response:
         key = await intake.gate.identify(request.headers.get("authorization"), source=source)
         admission = intake.find(source)
+        with intake.counted():
+            return await work(request, admission, key)
+
+    async def work(request: Request, admission: EventAdmission, key: ProducerKey) -> Response:
+        source = admission.source.topic
         is_batch = _is_batch(request)
         body = await _read(request, MAX_BATCH_BYTES if is_batch else admission.source.schema.max_bytes)
         values = [line for line in body.split(b"\n") if not line.isspace() and line] if is_batch else [body]

@@ -1,15 +1,17 @@
 """What requests with events may take from each other and from readers, over a Kafka that answers as it is told to."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
+import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
 from schemas.errors import SinkUnavailableError
 from streams.breaker import FAILURES
 from streams.observability.serving import ServingMetrics
+from streams.serving import event_intake
 from streams.serving.api import make_api
 from streams.serving.edge import App
 from streams.serving.event_admission import make_admissions
@@ -128,3 +130,39 @@ async def test_a_queue_of_our_own_that_is_full_does_not_say_that_kafka_is_away(r
             await rig.send("one")
     del rig.producer.outcomes["one"]
     assert isinstance(await rig.send("one"), Delivered)
+
+
+async def _wait_for_key(rig: Rig, client: httpx.AsyncClient, _may_go: asyncio.Event) -> httpx.Response:
+    return await client.post("/v1/events/one", content=VALUE, headers={"Idempotency-Key": "1"})
+
+
+async def _wait_for_body(rig: Rig, client: httpx.AsyncClient, may_go: asyncio.Event) -> httpx.Response:
+    async def body() -> AsyncIterator[bytes]:
+        yield VALUE[:5]
+        rig.once.has_come.set()
+        await may_go.wait()
+        yield VALUE[5:]
+
+    return await client.post("/v1/events/one", content=body())
+
+
+@pytest.mark.parametrize(("wait", "status"), [(_wait_for_key, 503), (_wait_for_body, 200)])
+async def test_requests_that_wait_before_they_are_sent_are_counted_too(
+    rig: Rig,
+    monkeypatch: pytest.MonkeyPatch,
+    wait: Callable[[Rig, httpx.AsyncClient, asyncio.Event], Any],
+    status: int,
+) -> None:
+    monkeypatch.setattr(event_intake, "MAX_REQUESTS", 1)
+    transport = httpx.ASGITransport(rig.api())  # type: ignore[arg-type]  # its own words for the same
+    headers = {"Content-Type": "application/json"}
+    async with httpx.AsyncClient(transport=transport, base_url="http://api", headers=headers) as client:
+        waiting = asyncio.create_task(wait(rig, client, rig.once.may_go))
+        await rig.once.has_come.wait()
+        refused = await client.post("/v1/events/one", content=VALUE)
+        assert refused.status_code == 503
+        assert "1 requests with events are being worked on" in refused.json()["error"]["message"]
+        assert (await client.get("/v1/views")).status_code == 200
+        rig.once.may_go.set()
+        assert (await waiting).status_code == status
+        assert (await client.post("/v1/events/one", content=VALUE)).status_code == 200
