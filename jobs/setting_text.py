@@ -7,12 +7,12 @@ from typing import Final
 from infra.local.port import split_address
 from jobs.role import Role
 from schemas.errors import ConfigError, ServiceError
+from schemas.event_rate import MAX_EVENT_RATE
 from schemas.time import parse_duration_us
 
 _TRUE: Final = ("1", "true", "yes", "on")
 _FALSE: Final = ("0", "false", "no", "off")
 _PORTS: Final = 65_536
-_MAX_EVENT_RATE: Final = 1_000_000
 
 
 def read_path(text: str) -> Path:
@@ -129,7 +129,7 @@ def read_pseudonym_key(text: str) -> str | None:
 
 def read_event_rate(text: str) -> int:
     """Read events a second."""
-    if not text.isdecimal() or not 1 <= int(text) <= _MAX_EVENT_RATE:
+    if not text.isdecimal() or not 1 <= int(text) <= MAX_EVENT_RATE:
         raise ValueError(text)
     return int(text)
 

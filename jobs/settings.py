@@ -26,6 +26,7 @@ from jobs.setting_text import (
     read_words,
 )
 from schemas.errors import ConfigError
+from schemas.event_rate import MAX_EVENT_RATE
 from streams.transport.options import Delivery
 
 if TYPE_CHECKING:  # both load pyarrow
@@ -235,7 +236,7 @@ class Settings:
         int,
         Variable(
             "HEADRACE_EVENT_RATE",
-            kind="events a second from 1 to 1000000",
+            kind=f"events a second from 1 to {MAX_EVENT_RATE}",
             default="100000",
             doc="Events that all producers together may send to the HTTP API.",
             read=read_event_rate,

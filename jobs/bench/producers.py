@@ -30,8 +30,9 @@ from jobs.settings import Settings
 from jobs.topic_reader import end_offsets
 from jobs.topics import ensure_topics, plan_topics
 from schemas.errors import ServiceError, SinkError
+from schemas.event_rate import MAX_EVENT_RATE
 from schemas.time import format_rfc3339
-from streams.serving.producer_key import ALL_SOURCES, MAX_RATE, ProducerKey, Rate, digest_of, make_secret
+from streams.serving.producer_key import ALL_SOURCES, ProducerKey, Rate, digest_of, make_secret
 from streams.serving.producer_store import ProducerStore
 
 PARTITIONS: Final = 4
@@ -196,7 +197,7 @@ async def _make_key(redis_url: str) -> str:
         name="bench",
         digest=digest_of(secret),
         sources=(ALL_SOURCES,),
-        rate=Rate(MAX_RATE, MAX_RATE),
+        rate=Rate(MAX_EVENT_RATE, MAX_EVENT_RATE),
         created_at=format_rfc3339(time.time_ns() // 1_000),
     )
     async with ProducerStore(redis_url, timeout_s=5.0) as store:
@@ -211,7 +212,7 @@ def _serving(settings: Settings) -> Iterator[tuple[int, psutil.Process]]:
     environment = {
         **settings.environment,
         "HEADRACE_APP": str(application),
-        "HEADRACE_EVENT_RATE": str(MAX_RATE),
+        "HEADRACE_EVENT_RATE": str(MAX_EVENT_RATE),
     }
     (port,) = choose_ports({"api": 0}).values()
     argv = [sys.executable, "-m", "jobs.cli", "worker", "--role", "serve", "--metrics-port", "0"]

@@ -16,11 +16,11 @@ from typing import Any, Final, Self
 import orjson
 
 from schemas.errors import ConfigError, SinkRejectedError
+from schemas.event_rate import MAX_EVENT_RATE
 
 PREFIX: Final = "hrk_"
 """What each key begins with, by which scanners of repositories and logs tell them."""
 ALL_SOURCES: Final = "*"
-MAX_RATE: Final = 1_000_000
 MAX_KEYS: Final = 2_000
 """All of them are read at once. Where there are more, the oldest revoked one is forgotten."""
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -41,8 +41,8 @@ class Rate:
 
     def __post_init__(self) -> None:
         for name, given in (("rate", self.per_s), ("burst", self.burst)):
-            if not 1 <= given <= MAX_RATE:
-                msg = f"the {name} is {given} events, expected 1 to {MAX_RATE}"
+            if not 1 <= given <= MAX_EVENT_RATE:
+                msg = f"the {name} is {given} events, expected 1 to {MAX_EVENT_RATE}"
                 raise ConfigError(msg)
 
 

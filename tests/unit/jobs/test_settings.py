@@ -86,6 +86,7 @@ def test_the_cache_follows_the_users_cache_directory() -> None:
         ("HEADRACE_TRITON_FALLBACK", "maybe", "0 or 1"),
         ("HEADRACE_HTTP_PORT", "65536", "port from 1 to 65535, or 0"),
         ("HEADRACE_EVENT_RATE", "0", "events a second from 1 to 1000000"),
+        ("HEADRACE_EVENT_RATE", "1000001", "events a second from 1 to 1000000"),
         ("HEADRACE_OPEN_EVENTS", "maybe", "0 or 1"),
         ("HEADRACE_METRICS_PORT", "70000", "port from 1 to 65531, or 0"),
         ("HEADRACE_METRICS_PORT", "65532", "port from 1 to 65531, or 0"),
