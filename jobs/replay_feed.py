@@ -117,7 +117,14 @@ def feed(
             "timestamp": time_us // 1_000,
             "on_delivery": on_delivery,
         }
-        _produce(producer, source_in(namespace, topic), record)
+        try:
+            if not _produce(
+                producer, source_in(namespace, topic), record, is_over=lambda: stop.is_set() or bool(failures)
+            ):
+                break
+        except KafkaException as exc:
+            failures.append(exc.args[0].str())
+            break
         offsets[topic, number].append(offset)
         n_records += 1
         if n_records % _TELL_RECORDS == 0:
@@ -125,7 +132,7 @@ def feed(
     try:
         left = producer.flush(_FLUSH_S)
     except KafkaException as exc:
-        failures.append(str(exc))
+        failures.append(exc.args[0].str())
         left = 0
     if failures or left:
         why = failures[0] if failures else f"{left:,} records are not acknowledged within {_FLUSH_S:.0f} s"
@@ -135,15 +142,17 @@ def feed(
     return Feed(originals={place: np.array(found, np.int64) for place, found in offsets.items()}, records=n_records)
 
 
-def _produce(producer: Producer, topic: str, record: dict[str, Any]) -> None:
-    while True:
+def _produce(producer: Producer, topic: str, record: dict[str, Any], *, is_over: Callable[[], bool]) -> bool:
+    """Hand a record to a producer, once there is room for it; False where all is over before."""
+    while not is_over():
         try:
             producer.produce(topic, **record)
         except BufferError:
-            producer.poll(0.1)  # until there is room
+            producer.poll(0.1)
         else:
             producer.poll(0)
-            return
+            return True
+    return False
 
 
 _Record = tuple[int, tuple[str, int], int, int, bytes | None, bytes | None, Headers, bool]
