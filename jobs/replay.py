@@ -108,13 +108,10 @@ def replay(
         namespace = Namespace(name=name, directory=root / name, brokers=brokers, redis_url=redis_url)
         namespace.clear()  # of nothing yet: what may not be cleared up is told before all the work
         stack.callback(namespace.clear)
-        counts = {
-            source_in(name, topic): max(
-                partitions.get(topic, 0), *(s.partition + 1 for s in sections if s.topic == topic)
-            )
-            for topic in logs
-        }
-        made = namespace.begin(application, views, partitions=counts)
+        counts = {topic: _count(topic, partitions, sections) for topic in logs}
+        made = namespace.begin(
+            application, views, partitions={source_in(name, topic): count for topic, count in counts.items()}
+        )
         workers = namespace.workers(made, settings, os.environ)
         stack.callback(workers.stop)
         workers.start(ROLES)
@@ -194,6 +191,11 @@ def _plan(logs: Mapping[str, RecordLog], from_: str | None, to: str | None) -> l
         )
         raise ConfigError(msg)
     return sections
+
+
+def _count(topic: str, partitions: Mapping[str, int], sections: Sequence[Section]) -> int:
+    """Tell how many partitions the topic gets that stands in for one: what is live, or archived, may have gone."""
+    return max([partitions.get(topic, 1), *(section.partition + 1 for section in sections if section.topic == topic)])
 
 
 def _bounds(
