@@ -96,10 +96,8 @@ def replay(
     def say(line: str) -> None:
         console.print(line, highlight=False, soft_wrap=True, markup=False)
 
-    for view in left_out:
-        say(
-            f"{view.name} is left out: it reads {view.input.topic}, where the order of its sources is another each time"
-        )
+    for why in left_out:
+        say(f"left out: {why}")
     with claimed(root, by="replay"), stop_on_signal() as stop, ExitStack() as stack:
         for left in left_behind(root, brokers=brokers, redis_url=redis_url):
             say(f"clearing up what {left.name} has left, which was killed")
@@ -150,20 +148,30 @@ def replay(
         raise typer.Exit(DIFFERENT)
 
 
-def _choose(application: Application, names: Sequence[str] | None) -> tuple[list[FeatureView], list[FeatureView]]:
-    """Find the views to replay, and those that are left out where none is named."""
-    asked = list({view.name: view for view in map(application.view, names or application.views)}.values())
-    by_way = [view for view in asked if view.input.is_repartitioned]
-    if by_way and (names or len(by_way) == len(asked)):
+def _choose(application: Application, names: Sequence[str] | None) -> tuple[list[FeatureView], list[ConfigError]]:
+    """Find the views to replay, and why others are left out; an error where they are named, or all there are."""
+    views: list[FeatureView] = []
+    left_out: list[ConfigError] = []
+    for view in {view.name: view for view in map(application.view, names or application.views)}.values():
+        try:
+            _check(view)
+        except ConfigError as exc:
+            left_out.append(exc)
+        else:
+            views.append(view)
+    if left_out and (names or not views):
+        raise left_out[0]
+    return views, left_out
+
+
+def _check(view: FeatureView) -> None:
+    if view.input.is_repartitioned:
         msg = (
-            f"view {by_way[0].name} reads {by_way[0].input.topic}, where rows of several partitions come in another "
-            "order each time, expected a view that reads its source directly; `headrace parity` makes its rows anew"
+            f"view {view.name} reads {view.input.topic}, where rows of several partitions come in another order each "
+            "time, expected a view that reads its source directly; `headrace parity` makes its rows anew"
         )
         raise ConfigError(msg)
-    views = [view for view in asked if not view.input.is_repartitioned]
-    for view in views:
-        check_view(view)
-    return views, by_way
+    check_view(view)
 
 
 def _plan(logs: Mapping[str, RecordLog], from_: str | None, to: str | None) -> list[Section]:

@@ -71,8 +71,8 @@ def check_view(view: FeatureView) -> None:
     source = view.sources[0]
     if source.idle_advance:
         msg = (
-            f"view {view.name} cannot be back-filled: `idle_advance` of {source.topic} lets the clock close windows, "
-            "expected a view whose rows its records decide alone; its live rows stand in the offline store"
+            f"rows of view {view.name} cannot be made anew: `idle_advance` of {source.topic} lets the clock close "
+            "windows, expected a view whose rows its records decide alone; its live rows stand in the offline store"
         )
         raise ConfigError(msg)
 
