@@ -29,7 +29,7 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from schemas.errors import SinkRejectedError, SinkUnavailableError
 from streams.sinks.archive import RAW_COLUMNS, read_in_log_order
-from streams.sinks.delta import commit_until_alone, mapped_errors
+from streams.sinks.delta import commit_until_alone, files_with, mapped_errors
 from streams.sinks.file_stats import file_stats
 
 _GROUP_ROWS: Final = 50_000
@@ -64,11 +64,14 @@ def plan_compaction(table: DeltaTable, *, target_bytes: int, is_archive: bool) -
         table: The table.
         target_bytes: Size of a file that is large enough.
         is_archive: Whether it holds records of a topic, which have offsets.
+
+    Raises:
+        SinkRejectedError: A file of an archive does not say which offsets it has.
     """
     (column,) = table.metadata().partition_columns
     order = f"min.{_LOG_ORDER}" if is_archive else "modification_time"
     by_partition: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for action in pa.table(table.get_add_actions(flatten=True)).to_pylist():
+    for action in files_with(table, order):
         by_partition[str(action[f"partition.{column}"])].append(action)
     plan = []
     for value, actions in sorted(by_partition.items()):

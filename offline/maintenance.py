@@ -19,13 +19,12 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-import pyarrow as pa
 import pyarrow.fs as pafs
 from deltalake import DeltaTable
 
 from offline.compaction import compact, plan_compaction
 from schemas.errors import SinkUnavailableError
-from streams.sinks.delta import commit_until_alone, join_uri, mapped_errors, open_delta
+from streams.sinks.delta import commit_until_alone, files_with, join_uri, mapped_errors, open_delta
 from streams.sinks.staging import Stage, backfill_of, backfills_under_way, open_files
 
 TARGET_BYTES: Final = 128 * 2**20
@@ -164,15 +163,15 @@ def look(
     under_way = backfills_under_way(files, found.uri)
     table = _open(found)
     with mapped_errors(found.uri):
-        actions = pa.table(table.get_add_actions(flatten=True))
+        actions = files_with(table, "num_records")
         plan = plan_compaction(table, target_bytes=target_bytes, is_archive=found.kind is Kind.ARCHIVE)
         gone, unnamed = _removable(table, files, retention_hours=retention_hours, unnamed_hours=unnamed_hours)
         staged = Counter(backfill_of(path) for path in _unnamed(table, hours=0)) if under_way else Counter()
     return TableState(
         version=table.version(),
-        rows=sum(actions["num_records"].to_pylist()),
-        files=actions.num_rows,
-        size_bytes=sum(actions["size_bytes"].to_pylist()),
+        rows=sum(action["num_records"] for action in actions),
+        files=len(actions),
+        size_bytes=sum(action["size_bytes"] for action in actions),
         small_files=sum(len(small.sizes) for small in plan),
         partitions=len({small.value for small in plan}),
         removable_files=len(gone) + len(_without(unnamed, under_way)),

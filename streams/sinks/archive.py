@@ -22,7 +22,7 @@ from schemas.errors import SchemaMismatchError, SinkUnavailableError
 from schemas.row import TIMESTAMP
 from streams.batch import Headers, PayloadColumn, RawBatch
 from streams.ports import LogPart
-from streams.sinks.delta import commit_until_alone, join_uri, mapped_errors, open_delta, recorded_version
+from streams.sinks.delta import commit_until_alone, files_with, join_uri, mapped_errors, open_delta, recorded_version
 from streams.sinks.offline import WRITER_PROPERTIES, CommitResult
 
 _HEADER: Final = pa.struct([pa.field("name", pa.string()), pa.field("value", pa.binary())])
@@ -250,7 +250,7 @@ class Archive:
         """Files of each partition, by their first offset."""
         files: dict[int, list[_File]] = {}
         with mapped_errors(self._uri):
-            actions = pa.table(table.get_add_actions(flatten=True)).to_pylist()
+            actions = files_with(table, "num_records", "min.offset", "max.offset")
         for action in actions:
             found = _File(
                 path=action["path"],

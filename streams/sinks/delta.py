@@ -6,8 +6,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
+import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake import exceptions as delta_errors
 
@@ -74,6 +75,23 @@ def commit_until_alone(commit: Callable[[], T], *, uri: str, attempts: int, forg
         time.sleep(random.uniform(0, pause_s))  # noqa: S311  # spreads retries, hides nothing
     msg = f"commit to {uri} met another one {attempts} times; see whether two consumer groups write it"
     raise SinkConflictError(msg)
+
+
+def files_with(table: DeltaTable, *statistics: str) -> list[dict[str, Any]]:
+    """List the files of a table as its log has them, each with these statistics.
+
+    Raises:
+        SinkRejectedError: A file is without one of them; Delta does not ask for any, and other engines may write none.
+    """
+    actions: list[dict[str, Any]] = pa.table(table.get_add_actions(flatten=True)).to_pylist()
+    for action in actions:
+        if missing := [name for name in statistics if action.get(name) is None]:
+            msg = (
+                f"file {action['path']} of table {table.table_uri} has no statistic `{missing[0]}` in the log, "
+                "expected it as Headrace writes it; write that file anew with statistics, or take it out"
+            )
+            raise SinkRejectedError(msg)
+    return actions
 
 
 @contextmanager

@@ -336,6 +336,32 @@ def test_younger_files_than_a_day_stay_that_a_writer_may_be_about_to_commit(plac
     assert (young.exists(), old.exists()) == (True, False)
 
 
+@pytest.mark.parametrize(
+    ("name", "statistics", "missing"),
+    [("activity/v1", {}, "num_records"), (f"raw.{TOPIC}", {"numRecords": 1}, "min.offset")],
+)
+def test_a_file_that_another_engine_wrote_without_statistics_is_named(
+    place: Place, name: str, statistics: dict[str, int], missing: str
+) -> None:
+    write_live_in_steps(place)
+    uri = place.delta / name
+    table = DeltaTable(str(uri))
+    (column,) = table.metadata().partition_columns
+    action = pa.table(table.get_add_actions()).to_pylist()[0]
+    foreign = uri / action["path"]
+    foreign = foreign.with_name("foreign.parquet")
+    foreign.write_bytes((uri / action["path"]).read_bytes())
+    path = str(foreign.relative_to(uri))
+    added = AddAction(
+        path, foreign.stat().st_size, {column: str(action["partition"][column])}, 0, True, json.dumps(statistics)
+    )
+    table.create_write_transaction([added], "append", table.schema(), [column])
+    with pytest.raises(SinkRejectedError, match=f"file {path} of table .* has no statistic `{missing}`"):
+        look(found(place.delta, name))
+    said = place.run(command="tables maintain")
+    assert (said.code, f"headrace: {name}: file {path}" in said.err) == (1, True), said.err
+
+
 def test_tables_are_found_by_what_they_say_of_themselves(place: Place) -> None:
     write_live_in_steps(place)
     write_deltalake(str(place.delta / "other" / "v1"), pa.table({"a": [1]}))
