@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Final
 
 import polars as pl
 import pyarrow as pa
@@ -13,6 +13,7 @@ from jobs.reach import reach_kafka
 from jobs.settings import Settings
 from jobs.topic_reader import read_topic
 from offline.recorded import RECORDED, LookedUpRows, RecordedReads, ScoredRows
+from schemas.errors import DecodeError
 from schemas.model import ModelSpec
 from schemas.row import Pane
 from schemas.time import parse_rfc3339_us
@@ -20,12 +21,15 @@ from schemas.view import FeatureView
 from streams.sinks.delta import mapped_errors
 from streams.sinks.offline import scan_features, table_uri
 
+_SHOWN_BYTES: Final = 80
+
 
 def read_scores(application: Application, view: FeatureView, settings: Settings) -> list[RecordedReads]:
     """Read what the scores of each model record of a view; nothing where no model reads it.
 
     Raises:
         ServiceError: Kafka cannot be read.
+        DecodeError: A record of a model's topic is no score.
         SinkError: The rows that were scored, which tell what was looked up, are not in the offline store.
     """
     found: list[RecordedReads] = []
@@ -47,14 +51,30 @@ def read_scores(application: Application, view: FeatureView, settings: Settings)
 
 def _recorded(brokers: str, spec: ModelSpec, view: FeatureView) -> Iterator[tuple[Any, ...]]:
     for batch in read_topic(brokers, spec.topic):
-        for value in batch.values:
-            score: Mapping[str, Any] = json.loads(value or b"null")
-            read = score["features"].get(view.name)
+        for offset, value in zip(batch.offsets.tolist(), batch.values, strict=True):
+            try:
+                read = _read_of(value, view)
+            except (ValueError, TypeError, KeyError, AttributeError) as exc:
+                got = "a tombstone" if value is None else f"{value[:_SHOWN_BYTES]!r}"
+                msg = (
+                    f"record {offset} of {batch.topic}:{batch.partition} is {got}, expected a score as Headrace writes "
+                    f"it ({type(exc).__name__}: {exc}); see who else writes to the topic, or leave `--scores` out"
+                )
+                raise DecodeError(msg) from exc
             if read is not None:
-                times = (score["event_time"], score["watermark"], read["event_time"])
-                event_us, watermark_us, read_us = (None if t is None else parse_rfc3339_us(t) for t in times)
-                about = (score["request_id"], score["entity"], event_us, watermark_us)
-                yield (*about, read["version"], read["hash"], read_us, read["status"])
+                yield read
+
+
+def _read_of(value: bytes | None, view: FeatureView) -> tuple[Any, ...] | None:
+    """Tell what a score says that it read of a view; None where it read nothing of it."""
+    score: Mapping[str, Any] = json.loads(value or b"null")
+    read = score["features"].get(view.name)
+    if read is None:
+        return None
+    times = (score["event_time"], score["watermark"], read["event_time"])
+    event_us, watermark_us, read_us = (None if t is None else parse_rfc3339_us(t) for t in times)
+    about = (score["request_id"], score["entity"], event_us, watermark_us)
+    return (*about, read["version"], read["hash"], read_us, read["status"])
 
 
 def _keys(trigger: FeatureView, column: str, settings: Settings) -> pl.DataFrame:
