@@ -91,14 +91,17 @@ def maintain_(
     settings, found, options = _begin(names, target_size, retention)
     if dry_run:
         states = [(table, look(table, **options)) for table in found]
+        dropped = None if drop is None else _find_backfill(states, drop)
         if as_json:
             typer.echo(json.dumps([_document(table, state) for table, state in states], indent=2))
         else:
             _print_states(states, settings.delta)
+            if dropped is not None:
+                typer.echo(f"{dropped.name}: backfill {drop} would be dropped; its files go once a day old")
             typer.echo("nothing was done")
         return
     if drop is not None:
-        _drop(found, drop, options)
+        drop_backfill(_find_backfill([(table, look(table, **options)) for table in found], drop), drop)
     console, failed = Console(stderr=True), False
     done: list[tuple[FoundTable, Maintained]] = []
     with console.status("") as status:
@@ -129,12 +132,13 @@ def _begin(names: Sequence[str] | None, target_size: str, retention: str) -> tup
     return settings, [table for table in found if not names or table.name in names], options
 
 
-def _drop(found: Sequence[FoundTable], name: str, options: Any) -> None:
-    under_way = {backfill: table for table in found for backfill in look(table, **options).backfills}
+def _find_backfill(states: Sequence[tuple[FoundTable, TableState]], name: str) -> FoundTable:
+    """Find the table that a backfill is of."""
+    under_way = {backfill: table for table, state in states for backfill in state.backfills}
     if name not in under_way:
         msg = f"no backfill {name} is under way, expected one of: {', '.join(sorted(under_way)) or 'none'}"
         raise ConfigError(msg)
-    drop_backfill(under_way[name], name)
+    return under_way[name]
 
 
 def _bytes(text: str) -> int:

@@ -316,8 +316,12 @@ def test_a_backfill_that_is_given_up_is_dropped_by_name(place: Place) -> None:
     listed = json.loads(place.run("--json", command="tables list activity/v1").out)
     ((name, n_files),) = listed[0]["backfills"].items()
     assert n_files > 0
-    wrong = place.run("--drop-backfill", "0", command="tables maintain")
-    assert (wrong.code, f"expected one of: {name}" in wrong.err) == (2, True)
+    for options in ((), ("--dry-run",)):
+        wrong = place.run("--drop-backfill", "0", *options, command="tables maintain")
+        assert (wrong.code, f"expected one of: {name}" in wrong.err) == (2, True)
+    tried = place.run("--dry-run", "--drop-backfill", name, command="tables maintain")
+    assert (tried.code, f"activity/v1: backfill {name} would be dropped" in tried.out) == (0, True)
+    assert json.loads(place.run("--json", command="tables list activity/v1").out) == listed
     assert place.run("--drop-backfill", name, command="tables maintain").code == 0
     assert unnamed_files(place)  # not a day old yet
     maintain(found(place.delta, "activity/v1"), **NO_AGE)
