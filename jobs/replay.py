@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from infra.local.state import claimed
-from jobs.application import Application, load_recorded_application
+from jobs.application import Application, consumer_groups, load_recorded_application
 from jobs.backfill import Source, moment_us, record_log
+from jobs.consumer_group import committed_offsets
 from jobs.namespace import name_in, source_in
 from jobs.parity import DIFFERENT, look, print_comparisons, read_online
 from jobs.produce import read_speed, stop_on_signal
@@ -28,6 +29,7 @@ from jobs.reach import reach_kafka, reach_redis
 from jobs.record_bar import record_bar
 from jobs.replay_feed import Feed, Section, feed
 from jobs.replay_run import ROLES, Namespace, left_behind
+from jobs.role import Role
 from jobs.settings import Settings
 from jobs.topic_reader import first_offsets, read_topic
 from jobs.topics import count_partitions
@@ -129,6 +131,7 @@ def replay(
                 settings=settings,
                 sections=sections,
                 fed=fed,
+                group=consumer_groups(application)[Role.FEATURES][0],
             )
             for view in views
         }
@@ -267,8 +270,9 @@ def _compare(
     settings: Settings,
     sections: Sequence[Section],
     fed: Feed,
+    group: str,
 ) -> list[Comparison]:
-    """Compare what a replay has made of one view."""
+    """Compare what a replay has made of one view; ``group`` is the consumer group that has made it live."""
     topic = view.input.topic
     originals = {number: offsets for (name, number), offsets in fed.originals.items() if name == topic}
     wanted = {section.partition: section.wanted for section in sections if section.topic == topic}
@@ -286,6 +290,8 @@ def _compare(
         wanted=wanted,
         pseudonyms=pseudonyms,
     )
+    # Before the letters: those of what is committed are there then. A group that has been forgotten tells nothing.
+    ends = committed_offsets(namespace.brokers, group, topic)
     live, is_whole = _letters(namespace.brokers, view, None)
     remade, _ = _letters(namespace.brokers, replayed, originals)
     renamed = {
@@ -297,7 +303,7 @@ def _compare(
         )
         for letter in remade
     }
-    return [*compared, compare_letters(live, renamed, wanted=wanted, is_whole=is_whole)]
+    return [*compared, compare_letters(live, renamed, wanted=wanted, ends=ends, is_whole=is_whole)]
 
 
 def _rows(root: str, view: FeatureView) -> ds.Dataset:

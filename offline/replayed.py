@@ -158,7 +158,12 @@ def _unexpected(view: FeatureView, value: OnlineValue, *, partition: int) -> Mis
 
 
 def compare_letters(
-    live: AbstractSet[Letter], made: AbstractSet[Letter], *, wanted: Mapping[int, range], is_whole: bool
+    live: AbstractSet[Letter],
+    made: AbstractSet[Letter],
+    *,
+    wanted: Mapping[int, range],
+    ends: Mapping[int, int],
+    is_whole: bool,
 ) -> Comparison:
     """Compare the dead letters of a replay with those that the live path has written.
 
@@ -166,6 +171,8 @@ def compare_letters(
         live: Of the live path.
         made: Of the replay.
         wanted: By partition, the offsets that are compared.
+        ends: By partition, the offset up to which the live path has committed its letters; a partition that it has not
+            begun is left out.
         is_whole: Whether the topic of the live path's letters still has all that were ever there.
     """
     here, there = (
@@ -173,8 +180,9 @@ def compare_letters(
     )
     found = Comparison(store="dead letters", rows=len(here & there), values=len(here & there))
     missing = there - here
-    if not is_whole:
-        found.not_judged, missing = len(missing), set()
+    unknown = {letter for letter in missing if not is_whole or letter.offset >= ends.get(letter.partition, 0)}
+    found.not_judged = len(unknown)
+    missing -= unknown
     for kind, letters in (("missing", missing), ("unexpected", here - there)):
         found.rows += len(letters)
         ordered = sorted(

@@ -139,6 +139,15 @@ def test_a_section_is_compared_at_its_speed_after_what_was_before_it(live: Live)
     assert [store["mismatched"] for store in stores.values()] == [0, 0, 0]
 
 
+def test_dead_letters_that_the_live_path_has_yet_to_write_are_not_judged(live: Live) -> None:
+    live.run()
+    for partition in range(N_PARTITIONS):
+        live.send([b"broken"] * 3, partition)  # nobody has read these
+    letters = live.stores(live.replay("--source", "kafka"))["dead letters"]
+    assert (letters["mismatched"], letters["not_judged"]) == (0, 3 * N_PARTITIONS)
+    assert letters["rows"] > N_PARTITIONS
+
+
 def test_what_differs_is_found_with_its_lineage(live: Live) -> None:
     live.run()
     where = "pane = 'EARLY' and source_partition = 1 and source_offset = 100"

@@ -43,12 +43,22 @@ def test_letters_are_compared_by_record_reason_and_view_within_what_is_wanted() 
     same = Letter(partition=0, offset=5, reason="late", view="a")
     here, there = replace(same, offset=6), replace(same, offset=7, view=None, reason="decode_error")
     outside = replace(same, offset=100)
-    found = compare_letters({same, here, outside}, {same, there}, wanted={0: range(10)}, is_whole=True)
+    found = compare_letters({same, here, outside}, {same, there}, wanted={0: range(10)}, ends={0: 10}, is_whole=True)
     assert (found.rows, found.mismatched, found.not_judged) == (3, 2, 0)
     assert [(m.kind, m.lineage["source_offset"]) for m in found.mismatches] == [("missing", 7), ("unexpected", 6)]
 
 
 def test_letters_that_retention_may_have_taken_are_not_judged() -> None:
     there = Letter(partition=0, offset=5, reason="late", view="a")
-    found = compare_letters(set(), {there}, wanted={0: range(10)}, is_whole=False)
+    found = compare_letters(set(), {there}, wanted={0: range(10)}, ends={0: 10}, is_whole=False)
     assert (found.mismatched, found.not_judged) == (0, 1)
+
+
+def test_letters_that_the_live_path_has_yet_to_write_are_not_judged() -> None:
+    before = Letter(partition=0, offset=4, reason="late", view="a")
+    behind, elsewhere = replace(before, offset=5), replace(before, partition=1, offset=0)
+    found = compare_letters(
+        set(), {before, behind, elsewhere}, wanted=dict.fromkeys((0, 1), range(10)), ends={0: 5}, is_whole=True
+    )
+    assert [mismatch.lineage["source_offset"] for mismatch in found.mismatches] == [4]
+    assert (found.rows, found.not_judged) == (1, 2)
