@@ -10,9 +10,10 @@ the batches decided which are there: one that is not there is no difference, one
 """
 
 import struct
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import polars as pl
 import pyarrow as pa
@@ -87,16 +88,16 @@ class Comparison:
                 self.mismatches.append(mismatch)
 
 
-class Reads(Protocol):
+class Reads(ABC):
     """Something that names rows of the view, and is compared with them as they are made anew."""
 
+    @abstractmethod
     def see(self, made: pa.Table) -> None:
-        """Compare what is of these rows, ``view.row_schema``."""
-        ...
+        """Compare what is of these rows, ``view.row_schema``, every entity's of some offsets."""
 
+    @abstractmethod
     def finish(self, parts: Mapping[int, LogPart]) -> Comparison:
         """Judge what is left, once all rows have been seen; ``parts`` says what the log has."""
-        ...
 
 
 Online = Mapping[int, Sequence[OnlineValue]]

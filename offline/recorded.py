@@ -6,7 +6,6 @@ compares where they are stored. A score that names a row which the records do no
 """
 
 import re
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -14,7 +13,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from offline.parity import Comparison, Mismatch
+from offline.parity import Comparison, Mismatch, Reads
 from schemas.model import ModelSpec
 from schemas.row import Pane
 from schemas.score import InputStatus
@@ -40,7 +39,7 @@ _OF_ROW: Final = ("entity", "event_time", "watermark", "read_time")
 _PLACE: Final = re.compile(r"(?P<topic>.+)-(?P<partition>\d+)-(?P<offset>\d+)")
 
 
-class RecordedReads(ABC):
+class RecordedReads(Reads):
     """What the scores of a model record of one view; it sees the view's rows as they are made anew.
 
     Args:
@@ -60,14 +59,6 @@ class RecordedReads(ABC):
         # Of another definition no row is made anew.
         self.comparison.not_judged += recorded.filter(is_other).height
         self._left = recorded.filter(~is_other).with_row_index()
-
-    @abstractmethod
-    def see(self, made: pa.Table) -> None:
-        """Compare the scores whose rows are among these, ``view.row_schema``, every entity's of some offsets."""
-
-    @abstractmethod
-    def finish(self, parts: Mapping[int, LogPart]) -> Comparison:
-        """Judge what is left, once all rows have been seen; ``parts`` says what the log has."""
 
     def _found(self, kind: str, row: Mapping[str, Any], column: str | None, *, recomputed: Any = None) -> None:
         mismatch = Mismatch(
