@@ -22,6 +22,7 @@ from schemas.model import ModelSpec
 from schemas.time import parse_duration_us
 from streams.inference.rollout import SHARES, Limits, Rollout, Stage, promote, roll_back, start_canary, start_shadow
 from streams.inference.rollout_log import Entry, RolloutLog, View
+from streams.inference.tally import count_bins
 from streams.inference.triton import TritonModel
 
 TOLERANCE: Final = 0.01
@@ -307,7 +308,7 @@ def _change(place: _Place, decide: Callable[[View], Entry], *, as_json: bool) ->
         made = log.change(decide)
         if made is None:
             raise AssertionError
-        _show(place, made, View(entry=made), as_json=as_json)
+        _show(place, made, View(n_bins=count_bins(place.spec.outputs[0]), entry=made), as_json=as_json)
 
 
 def _show(place: _Place, entry: Entry, view: View, *, as_json: bool) -> None:

@@ -61,6 +61,7 @@ class Arms:
         entry: The generation, and the state in it.
         champion: The champion, with its ladder.
         candidate: The candidate, without a ladder; None where there is none.
+        previous: The champion before one that is watched, without a ladder; None where there is none.
         seen: What this worker has seen of each version in the generation before, as it was started anew.
         clock_ns: Monotonic clock, for latencies.
     """
@@ -71,6 +72,7 @@ class Arms:
         *,
         champion: ServedModel,
         candidate: Answering | None = None,
+        previous: Answering | None = None,
         seen: Mapping[str, Tally] | None = None,
         clock_ns: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
@@ -78,6 +80,7 @@ class Arms:
         self.spec = champion.spec
         self._champion = champion
         self._candidate = candidate
+        self._previous = previous
         self._clock_ns = clock_ns
         self._n_under_way = 0
         self._is_idle = asyncio.Event()
@@ -139,9 +142,9 @@ class Arms:
         try:
             answers = await self._champion.answer(vectors, rows=rows, is_shed=is_shed, failed=failed)
         except HeadraceError:
-            self._count(self._champion, None, counted, began_ns=began_ns)
+            await self._count(self._champion, None, counted, vectors, began_ns=began_ns)
             raise
-        self._count(self._champion, answers, counted, began_ns=began_ns)
+        await self._count(self._champion, answers, counted, vectors, began_ns=began_ns)
         if self._candidate is not None and self.entry.state.stage is Stage.SHADOW:
             self._compare_aside(self._candidate, vectors, answers)
         return answers
@@ -188,7 +191,7 @@ class Arms:
                 "version %s of %s, which is tried, does not answer %d rows: %s",
                 *(candidate.served.version, self.spec.name, rows.size, exc),
             )
-        self._count(candidate, answers, rows, began_ns=began_ns)
+        await self._count(candidate, answers, rows, vectors, began_ns=began_ns)
         return answers
 
     def _compare_aside(self, candidate: Answering, vectors: FeatureVectors, answers: Answers) -> None:
@@ -212,14 +215,37 @@ class Arms:
         if not shadowing.cancelled() and (error := shadowing.exception()) is not None:
             logger.error("the shadow of %s could not be compared", self.spec.name, exc_info=error)
 
-    def _count(self, model: Answering, answers: Answers | None, rows: Rows, *, began_ns: int) -> None:
-        """Count what a version has answered to rows that it was given; nothing at all where there are no answers."""
+    async def _count(
+        self, model: Answering, answers: Answers | None, rows: Rows, vectors: FeatureVectors, *, began_ns: int
+    ) -> None:
+        """Count what a version has answered to rows that it was given; nothing at all where there are no answers.
+
+        Rows that it did not answer at all are its failures where the version that it is judged by answers meanwhile:
+        else it is the server that is away, or has too much to do.
+        """
         if not rows.size:
             return
         took_ms = (self._clock_ns() - began_ns) / 1e6
         output = self.spec.outputs[0]
         valid = rows[:0] if answers is None else rows[answers.served_by[rows] == _BY_MODEL]
+        failures = rows.size - valid.size
+        invalid = 0 if answers is None else int(np.isin(rows, list(answers.faults)).sum())
+        if failures > invalid and not await self._is_other_answering(model, vectors, rows[:1]):
+            failures = invalid
+        if not valid.size + failures:
+            return
         values = np.empty(0) if answers is None else answers.columns[output.column][valid]
         self.tallies[model.served.version].add(
-            rows=rows.size, failures=rows.size - valid.size, took_ms=took_ms, scores=score_bins(output, values)
+            rows=valid.size + failures, failures=failures, took_ms=took_ms, scores=score_bins(output, values)
         )
+
+    async def _is_other_answering(self, model: Answering, vectors: FeatureVectors, rows: Rows) -> bool:
+        """Tell whether the version that this one is judged by answers some rows."""
+        other = (self._candidate or self._previous) if model is self._champion else self._champion
+        if other is None:
+            return False
+        try:
+            answers = await other.answer(vectors, rows=rows)
+        except HeadraceError:
+            return False
+        return bool((answers.served_by[rows] == _BY_MODEL).all())

@@ -25,8 +25,9 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaExcepti
 
 from schemas.errors import ConfigError, ServiceError
 from schemas.model import ModelSpec, ServedVersion
+from streams.inference.latency import BINS
 from streams.inference.rollout import Evidence, Limits, Rollout, Stage
-from streams.inference.tally import Tally, merged
+from streams.inference.tally import Tally, count_bins, merged
 
 logger = logging.getLogger(__name__)
 
@@ -70,11 +71,13 @@ class View:
     """What has been read of the topic.
 
     Attributes:
+        n_bins: Bins of the model's scores. Evidence in other bins, of another release or contract, counts for nothing.
         entry: The state; None before the first worker has served the model.
         seen: By worker, the generation of its evidence, and its sums by version.
         made: By change, the state that it made, as far back as the topic goes.
     """
 
+    n_bins: int
     entry: Entry | None = None
     made: dict[str, Entry] = field(default_factory=dict)
     seen: dict[str, tuple[int, dict[str, Tally]]] = field(default_factory=dict)
@@ -94,7 +97,7 @@ class View:
     def take(self, key: bytes, value: bytes | None) -> None:
         """Take a record; one that is taken back, or of a worker whose evidence nobody can read, counts for nothing."""
         if key == _STATE:
-            self.entry = None if value is None else _read_entry(value)
+            self.entry = None if value is None else self._comparable(_read_entry(value))
             if self.entry is not None:
                 self.made[self.entry.change] = self.entry
         elif key.startswith(_EVIDENCE.encode()):
@@ -104,8 +107,21 @@ class View:
                 return
             with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
                 document = json.loads(value)
-                tallies = {version: Tally.from_document(sums) for version, sums in document["versions"].items()}
+                tallies = {
+                    version: Tally.from_document(sums, n_bins=self.n_bins)
+                    for version, sums in document["versions"].items()
+                }
                 self.seen[worker] = (document["generation"], tallies)
+
+    def _comparable(self, entry: Entry) -> Entry:
+        """Leave out a baseline in other bins: the champion that is watched is judged by its failures alone then."""
+        baseline = entry.state.baseline
+        if baseline is None or (
+            len(baseline.scores) in (0, self.n_bins)
+            and all(len(counts) == BINS for counts in baseline.latency.values())
+        ):
+            return entry
+        return replace(entry, state=replace(entry.state, baseline=None))
 
 
 Decide = Callable[[View], Entry | None]
@@ -125,7 +141,8 @@ class RolloutLog:
         self._model = model
         self._consumer: Consumer | None = None
         self._producer: Producer | None = None
-        self.view = View()
+        self._n_bins = count_bins(model.outputs[0])
+        self.view = View(n_bins=self._n_bins)
         """What has been read so far."""
 
     def read(self) -> View:
@@ -135,7 +152,7 @@ class RolloutLog:
             ServiceError: The broker does not answer, or there is no such topic.
         """
         self._end_reading()
-        self.view = View()
+        self.view = View(n_bins=self._n_bins)
         topic = self._model.rollout_topic
         config: dict[str, Any] = {
             "bootstrap.servers": self._brokers,
@@ -244,8 +261,12 @@ class RolloutLog:
             if self._producer is None:
                 self._producer = Producer({"bootstrap.servers": self._brokers, "enable.idempotence": True, **_QUIET})
             key = f"{_EVIDENCE}{worker}".encode()
-            self._producer.produce(self._model.rollout_topic, key=key, value=json.dumps(document), partition=0)
-            self._producer.poll(0)
+            try:
+                self._producer.produce(self._model.rollout_topic, key=key, value=json.dumps(document), partition=0)
+                self._producer.poll(0)
+            except KafkaException:
+                self._producer = None  # one that has failed for good never sends again, the next one does
+                raise
 
     def close(self) -> None:
         """End reading; what was posted last is sent."""

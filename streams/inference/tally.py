@@ -88,10 +88,21 @@ class Tally:
         }
 
     @staticmethod
-    def from_document(document: Mapping[str, Any]) -> "Tally":
-        """Read what :meth:`to_document` made."""
+    def from_document(document: Mapping[str, Any], *, n_bins: int) -> "Tally":
+        """Read what :meth:`to_document` made.
+
+        Args:
+            document: The document.
+            n_bins: Bins of the scores, of :func:`score_bins`.
+
+        Raises:
+            ValueError: It was made of other bins.
+        """
         scores = np.array(document["scores"], dtype=np.int64)
         latency = {int(size): np.array(counts, dtype=np.int64) for size, counts in document["latency"].items()}
+        if scores.size not in (0, n_bins) or any(counts.size != BINS for counts in latency.values()):
+            msg = f"there are {scores.size} bins of scores, expected {n_bins}, or bins of latency other than {BINS}"
+            raise ValueError(msg)
         return Tally(**{**document, "scores": scores, "latency": latency})
 
 
@@ -109,6 +120,11 @@ def merged(tallies: Iterable[Tally]) -> Tally:
         whole.difference_sum += tally.difference_sum
         whole.difference_max = max(whole.difference_max, tally.difference_max)
     return whole
+
+
+def count_bins(output: ModelOutput) -> int:
+    """How many bins :func:`score_bins` has."""
+    return len(score_bins(output, np.empty(0)))
 
 
 def score_bins(output: ModelOutput, values: NDArray[Any]) -> Counts:

@@ -106,7 +106,8 @@ class VectorReader:
             SinkUnavailableError: The online store does not answer.
         """
         now_us = self._clock_us()
-        until_us = now_us - ages_us(rows, now_us=now_us) + self._spec.hold_for_us
+        # An event may say that it comes from the future: that holds nobody up for longer.
+        until_us = now_us - np.maximum(ages_us(rows, now_us=now_us), 0) + self._spec.hold_for_us
         vectors = await self._read_once(rows, failed=failed)
         while self._may_come(vectors, ~vectors.is_complete & (self._clock_us() < until_us)):
             left_s = (int(until_us.max()) - self._clock_us()) / 1e6

@@ -1,5 +1,6 @@
 """The versions of a model that a worker has open: generations of a rollout come and go, what they share stays."""
 
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -87,7 +88,11 @@ class Versions:
             except ConfigError as exc:
                 logger.error("version %s of %s cannot be tried here: %s", state.candidate.version, self._spec.name, exc)
                 candidate = _Absent(served=state.candidate, error=exc)
-        return Arms(entry, champion=champion, candidate=candidate, seen=seen)
+        previous: Answering | None = None
+        if state.previous is not None:
+            with contextlib.suppress(ConfigError):  # it may be gone by now: nothing is judged by it then
+                previous = self._hold(state.previous).candidate
+        return Arms(entry, champion=champion, candidate=candidate, previous=previous, seen=seen)
 
     async def connect(self, arms: Arms) -> None:
         """Connect the versions of a generation that are not connected yet.
@@ -97,12 +102,13 @@ class Versions:
                 the champion's, and count against it.
         """
         await self._connect(arms.entry.state.champion)
-        candidate = arms.entry.state.candidate
-        if candidate is not None and candidate in self._held:
+        for other in (arms.entry.state.candidate, arms.entry.state.previous):
+            if other is None or other not in self._held:
+                continue
             try:
-                await self._connect(candidate)
+                await self._connect(other)
             except HeadraceError as exc:
-                logger.error("version %s of %s cannot be tried here: %s", candidate.version, self._spec.name, exc)
+                logger.error("version %s of %s cannot be used here: %s", other.version, self._spec.name, exc)
 
     async def close_unused(self, entry: Entry) -> None:
         """Close the versions that a generation does not name; nothing may be under way with them any more."""

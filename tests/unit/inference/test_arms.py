@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,16 @@ from schemas.errors import ConfigError, InferenceTimeoutError, InferenceUnavaila
 from schemas.ladder import NO_LADDER, Ladder, Rule
 from schemas.model import ServedVersion
 from streams.inference.guard import GuardedModel
-from streams.inference.rollout import Rollout, belongs_to_candidate, start_canary, start_shadow
+from streams.inference.rollout import (
+    Evidence,
+    Limits,
+    Rollout,
+    belongs_to_candidate,
+    observe,
+    promote,
+    start_canary,
+    start_shadow,
+)
 from streams.inference.rollout_log import Entry
 from streams.inference.scorer import Scorer
 from streams.inference.tally import Tally
@@ -27,6 +37,7 @@ SPEC = make_spec(ladder=LADDER)
 STABLE = Rollout(model=SPEC.name, champion=OLD)
 HALF = start_canary(STABLE, NEW, now_us=0, shares=[0.5])
 SHADOW = start_shadow(STABLE, NEW, now_us=0)
+WATCH = promote(HALF, now_us=0, baseline=Evidence(rows=1_000))
 OTHER = ServedVersion(version="9", sha256="9" * 64)
 AWAY = InferenceUnavailableError("gone")
 DISTANCES = [100.0 + 10 * number for number in range(40)]
@@ -136,16 +147,42 @@ async def test_a_candidate_that_does_not_answer_costs_no_row_its_score(benches: 
     assert bench.arms.tallies["2"].failures == bench.arms.tallies["2"].rows == IS_CANARY.sum()
 
 
-async def test_where_both_fail_the_ladder_of_the_champion_answers(benches: list[Bench]) -> None:
+async def test_where_both_fail_the_ladder_of_the_champion_answers_and_the_server_is_to_blame(
+    benches: list[Bench],
+) -> None:
     benches.append(bench := Bench(HALF))
     bench.old.failures, bench.new.failures = [AWAY] * 20, [AWAY] * 20
     scores = await bench.score()
 
     assert {(score["served_by"], score["probability"]) for score in scores} == {("rules", 0.125)}
-    assert {version: (tally.rows, tally.failures) for version, tally in bench.arms.tallies.items()} == {
-        "1": ((~IS_CANARY).sum(), (~IS_CANARY).sum()),
-        "2": (IS_CANARY.sum(), IS_CANARY.sum()),
-    }
+    assert [(tally.rows, tally.failures) for tally in bench.arms.tallies.values()] == [(0, 0), (0, 0)]
+
+
+@pytest.mark.parametrize("ladder", [LADDER, NO_LADDER])
+@pytest.mark.parametrize("is_previous_away", [True, False])
+async def test_a_watched_champion_is_blamed_for_what_the_one_before_it_answers(
+    benches: list[Bench], ladder: Ladder, is_previous_away: bool
+) -> None:
+    benches.append(bench := Bench(WATCH, ladder=ladder))
+    bench.new.failures, bench.old.failures = [AWAY] * 20, [AWAY] * (20 * is_previous_away)
+    for _ in range(2):
+        if ladder is NO_LADDER:
+            with pytest.raises(InferenceUnavailableError):
+                await bench.score()
+        else:
+            assert {score["served_by"] for score in await bench.score()} == {"rules"}
+    n_failed = 0 if is_previous_away else 2 * len(DISTANCES)
+    tally = bench.arms.tallies["2"]
+    assert (tally.rows, tally.failures) == (n_failed, n_failed)
+    judged = observe(WATCH, champion=tally.evidence, candidate=Tally().evidence, now_us=1, limits=Limits(min_rows=20))
+    assert judged.champion == (NEW if is_previous_away else OLD)
+
+
+async def test_a_watched_champion_without_one_before_it_is_not_blamed_for_the_server(benches: list[Bench]) -> None:
+    benches.append(bench := Bench(replace(WATCH, previous=None)))
+    bench.new.failures = [AWAY] * 20
+    await bench.score()
+    assert bench.arms.tallies["2"].rows == 0
 
 
 async def test_without_a_ladder_rows_wait_for_the_champion_and_none_is_lost(benches: list[Bench]) -> None:

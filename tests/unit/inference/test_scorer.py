@@ -301,6 +301,13 @@ async def test_a_row_is_held_no_longer_than_until_its_deadline_and_scored_withou
     assert scored.scores["complete"].to_pylist() == [False, False]
 
 
+async def test_an_event_that_says_it_is_to_come_holds_nobody_up_for_longer():
+    reader = FakeReader({key: row for key, row in STORED.items() if key[0] != "aircraft_trips"})
+    scorer = make_scorer(spec=make_spec(hold_for="90ms"), reader=reader)
+    await scorer.score(make_triggers({"broker_time": NOW_US + 60 * MINUTE_US}), now_us=NOW_US)
+    assert sum(scorer.waits) == pytest.approx(0.09)
+
+
 @pytest.mark.parametrize(
     ("row", "stored"),
     [
