@@ -92,7 +92,7 @@ def test_a_worker_joins_the_group_of_its_application_and_role(
         def begin(newest: Callable[[], ServedVersion], **_: Any) -> Entry:
             return Entry(generation=1, state=Rollout(model="late_arrival", champion=newest()))
 
-        yield SimpleNamespace(begin=begin, view=View())
+        yield SimpleNamespace(begin=begin, view=View(n_bins=10))
 
     monkeypatch.setattr(scoring_role, "RolloutLog", open_log)
     metrics = Metrics(CollectorRegistry())
