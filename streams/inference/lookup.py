@@ -16,6 +16,7 @@ from schemas.view import FeatureView
 from streams.ports import OnlineFeatures
 
 _USABLE = (str(InputStatus.PRESENT), str(InputStatus.EMPTY))
+_TO_COME = pa.array([str(InputStatus.MISSING), str(InputStatus.STALE)])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +49,25 @@ class ViewValues:
     event_time: pa.Array
     age_ms: pa.Array
     features: Mapping[str, pa.Array]
+
+    @property
+    def is_to_come(self) -> NDArray[np.bool_]:
+        """``(n_rows,)``: there is no value, or it is too old, so that another one may yet come."""
+        is_to_come: NDArray[np.bool_] = pc.is_in(self.status, _TO_COME).to_numpy(zero_copy_only=False)
+        return is_to_come
+
+    def completed(self, later: "ViewValues", *, asked: NDArray[np.bool_]) -> "ViewValues":
+        """Take what a later read found for the rows ``asked``, ``(n_rows,)``, in place of what had not come."""
+        is_open = asked & self.is_to_come
+        mask, found = pa.array(is_open), later.where(pa.array(is_open[asked]))
+        return ViewValues(
+            status=pc.replace_with_mask(self.status, mask, found.status),
+            event_time=pc.replace_with_mask(self.event_time, mask, found.event_time),
+            age_ms=pc.replace_with_mask(self.age_ms, mask, found.age_ms),
+            features={
+                name: pc.replace_with_mask(values, mask, found.features[name]) for name, values in self.features.items()
+            },
+        )
 
     def where(self, mask: pa.Array) -> "ViewValues":
         """Keep the rows of a mask."""

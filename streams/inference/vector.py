@@ -12,14 +12,12 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from schemas.model import ModelSpec, ViewReference
-from schemas.score import InputStatus
 from schemas.view import FeatureView
 from streams.inference.lookup import ViewValues, of_trigger, plan_lookups, resolve_lookup
 from streams.inference.retry import Sleep, Step, retried
 from streams.ports import OnlineReader
 
 _HOLD_POLL_S: Final = 0.02
-_TO_COME: Final = pa.array([str(InputStatus.MISSING), str(InputStatus.STALE)])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +94,9 @@ class VectorReader:
         self._clock_us = clock_us
 
     async def read(self, rows: pa.Table, *, failed: Callable[[], None] = lambda: None) -> FeatureVectors:
-        """Read the vectors of trigger rows, once more as long as one may be held for what has not come yet.
+        """Read the vectors of trigger rows; what has not come yet once more, for as long as a row may be held for it.
+
+        What was found stays: read again, it might be of after the event that is scored.
 
         Args:
             rows: The rows.
@@ -108,33 +108,33 @@ class VectorReader:
         now_us = self._clock_us()
         # An event may say that it comes from the future: that holds nobody up for longer.
         until_us = now_us - np.maximum(ages_us(rows, now_us=now_us), 0) + self._spec.hold_for_us
-        vectors = await self._read_once(rows, failed=failed)
-        while self._may_come(vectors, ~vectors.is_complete & (self._clock_us() < until_us)):
+        vectors = self._vectors(rows, await self._read_retried(rows, failed=failed))
+        while (is_held := self._may_come(vectors) & (self._clock_us() < until_us)).any():
             left_s = (int(until_us.max()) - self._clock_us()) / 1e6
             await self._sleep(min(_HOLD_POLL_S, left_s))
-            vectors = await self._read_once(rows, failed=failed)
+            found = await self._read_retried(rows.filter(pa.array(is_held)), failed=failed)
+            values = {
+                reference: before.completed(found[reference], asked=is_held)
+                for reference, before in vectors.values.items()
+            }
+            vectors = self._vectors(rows, values)
         return vectors
 
-    def _may_come(self, vectors: FeatureVectors, is_held: NDArray[np.bool_]) -> bool:
-        """Tell whether the store may yet get what one of the rows held, ``(n_rows,)``, has looked up and not found."""
-        if not is_held.any():
-            return False
-        return any(
-            bool(
-                np.any(
-                    is_held
-                    & pc.is_in(vectors.values[reference].status, _TO_COME).to_numpy(zero_copy_only=False)
-                    & vectors.rows[key].is_valid().to_numpy()
-                )
-            )
-            for reference, key in self._spec.lookups.items()
-        )
+    def _may_come(self, vectors: FeatureVectors) -> NDArray[np.bool_]:
+        """Tell of which rows, ``(n_rows,)``, the store may yet get what they have looked up and not found."""
+        may_come = np.zeros(len(vectors), dtype=np.bool_)
+        if not vectors.is_complete.all():
+            for reference, key in self._spec.lookups.items():
+                may_come |= vectors.values[reference].is_to_come & vectors.rows[key].is_valid().to_numpy()
+        return may_come & ~vectors.is_complete
 
-    async def _read_once(self, rows: pa.Table, *, failed: Callable[[], None]) -> FeatureVectors:
-        values = await retried(lambda: self._read(rows), Step.FEATURES, failed=failed, sleep=self._sleep)
+    def _vectors(self, rows: pa.Table, values: Mapping[ViewReference, ViewValues]) -> FeatureVectors:
         columns = {item.name: values[item.view].features[item.feature] for item in self._spec.inputs}
         matrix, is_complete = self._spec.matrix(columns, n_rows=rows.num_rows)
         return FeatureVectors(rows=rows, values=values, columns=columns, matrix=matrix, is_complete=is_complete)
+
+    async def _read_retried(self, rows: pa.Table, *, failed: Callable[[], None]) -> dict[ViewReference, ViewValues]:
+        return await retried(lambda: self._read(rows), Step.FEATURES, failed=failed, sleep=self._sleep)
 
     async def _read(self, rows: pa.Table) -> dict[ViewReference, ViewValues]:
         """Read what the model looks up, all views in one round trip."""

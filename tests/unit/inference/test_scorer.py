@@ -301,6 +301,30 @@ async def test_a_row_is_held_no_longer_than_until_its_deadline_and_scored_withou
     assert scored.scores["complete"].to_pylist() == [False, False]
 
 
+async def test_what_was_found_stays_while_a_row_is_held_for_the_rest():
+    """Read again, it may be of after the event: then it would be withheld."""
+    reader, model = FakeReader(STORED), FakeModel()
+    landed = reader.stored.pop(("aircraft_trips", "N1"))
+
+    def go_on() -> None:
+        later = FakeFeatures(features={"last_delay": 99.0, "trips_1h": 99}, event_time_us=T0_US + MINUTE_US)
+        reader.stored |= {("carrier_trips", "AA"): later, ("carrier_trips", "UA"): later}
+        reader.stored["aircraft_trips", "N1"] = landed
+
+    scorer = make_scorer(spec=make_spec(hold_for="1s"), reader=reader, model=model, on_sleep=go_on)
+    rows = make_triggers({}, {"carrier": "UA", "tail_number": None}, {"carrier": "XX"})
+    scored = await scorer.score(rows, now_us=NOW_US)
+
+    assert model.batches[0][:2, 1].tolist() == [7, 9]
+    assert model.batches[0][0, 4] == -2
+    assert scored.scores["complete"].to_pylist() == [True, False, False]
+    carriers = [features["carrier_trips"]["status"] for features in scored.scores["features"].to_pylist()]
+    assert carriers == ["present", "present", "missing"]
+    again = [dict(call) for call in reader.calls[1:]]
+    assert set(again[0]["carrier_trips"]) == {"AA", "XX"}, "a row that nothing can come for is not read again"
+    assert all(call["carrier_trips"] == ["XX"] for call in again[1:]), "nor is one that is complete"
+
+
 async def test_an_event_that_says_it_is_to_come_holds_nobody_up_for_longer():
     reader = FakeReader({key: row for key, row in STORED.items() if key[0] != "aircraft_trips"})
     scorer = make_scorer(spec=make_spec(hold_for="90ms"), reader=reader)
