@@ -37,7 +37,7 @@ from streams.serving.flight import Flights
 from streams.serving.latest import LatestOffline
 from streams.serving.score import ScoreValue, resolve_score
 from streams.serving.value import FeatureValue, ValueSource, asked_features, resolve_value
-from streams.sinks.online import online_key
+from streams.sinks.online import online_keys
 from streams.sinks.packing import UnpackedValue, unpack_value
 from streams.sinks.pseudonym import NO_PSEUDONYMS, Pseudonyms
 from streams.sinks.redis_client import RedisClient
@@ -186,11 +186,8 @@ class AsyncOnlineStore:
         """
         queries = list(queries)
         keys = [
-            [
-                online_key(q.view, entity, prefix=self._prefix)
-                for entity in self._pseudonyms.entities(q.view, q.entities)
-            ]
-            for q in queries
+            online_keys(query.view, query.entities, prefix=self._prefix, pseudonyms=self._pseudonyms)
+            for query in queries
         ]
         found: list[dict[str, tuple[UnpackedValue, ValueSource]]] = [
             self._cached(query, its_keys) for query, its_keys in zip(queries, keys, strict=True)

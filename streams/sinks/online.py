@@ -125,6 +125,11 @@ class OnlineValue:
     broker_time_us: int | None = None
 
 
+def online_keys(view: FeatureView, entities: Sequence[str | int], *, prefix: str, pseudonyms: Pseudonyms) -> list[str]:
+    """Name the Redis keys of entities, personal ones by their pseudonyms."""
+    return [online_key(view, entity, prefix=prefix) for entity in pseudonyms.entities(view, entities)]
+
+
 def online_key(view: FeatureView, entity_key: str | int, *, prefix: str = "headrace") -> str:
     """Name the Redis key of an entity, e.g. ``headrace:user_activity:v1:{u17}``.
 
@@ -133,15 +138,8 @@ def online_key(view: FeatureView, entity_key: str | int, *, prefix: str = "headr
     return f"{prefix}:{view.name}:v{view.version}:{{{entity_key}}}"
 
 
-class OnlineWriter:
-    """Writes feature rows to the online store; each write is safe to repeat.
-
-    Args:
-        redis_url: E.g. ``redis://127.0.0.1:6379/0``; ``redis+cluster://`` for a cluster.
-        prefix: First part of every key.
-        timeout_s: Seconds after which an unanswered call counts as the store being down.
-        pseudonyms: What stands there for personal values of views that ask for it.
-    """
+class _Connected:
+    """Connections to the online store, closed by its end as a context manager."""
 
     def __init__(
         self,
@@ -154,6 +152,32 @@ class OnlineWriter:
         self._client = RedisClient(redis_url, timeout_s=timeout_s)
         self._prefix = prefix
         self._pseudonyms = pseudonyms
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._client.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def _keys(self, view: FeatureView, entities: Sequence[str | int]) -> list[str]:
+        return online_keys(view, entities, prefix=self._prefix, pseudonyms=self._pseudonyms)
+
+
+class OnlineWriter(_Connected):
+    """Writes feature rows to the online store; each write is safe to repeat.
+
+    Args:
+        redis_url: E.g. ``redis://127.0.0.1:6379/0``; ``redis+cluster://`` for a cluster.
+        prefix: First part of every key.
+        timeout_s: Seconds after which an unanswered call counts as the store being down.
+        pseudonyms: What stands there for personal values of views that ask for it.
+    """
 
     async def forget(self, view_name: str) -> int:
         """Delete all values of a view of this name, in any version; returns how many there were.
@@ -191,10 +215,10 @@ class OnlineWriter:
         sent: list[asyncio.Task[list[int]]] = []
         for start in range(0, newest.num_rows, _ROWS_PER_SEND):
             part = self._pseudonyms.rows(view, newest.slice(start, _ROWS_PER_SEND))
-            entities = self._pseudonyms.entities(view, part[view.entity.key].to_pylist())
+            entities = part[view.entity.key].to_pylist()
             call = self._client.run_script(
                 GUARDED_SET,
-                keys=[online_key(view, entity, prefix=self._prefix) for entity in entities],
+                keys=self._keys(view, entities),
                 values=pack_rows(part, view=view),
                 arguments=(str(keep_ms), repr(random.random()), tag),  # noqa: S311  # spreads expiry, hides nothing
                 keys_per_call=ROWS_PER_CALL,
@@ -210,20 +234,8 @@ class OnlineWriter:
             written += sum(answer)
         return WriteResult(written=written, superseded=rows.num_rows - written)
 
-    async def close(self) -> None:
-        """Close the connections."""
-        await self._client.close()
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
-
-class OnlineReader:
+class OnlineReader(_Connected):
     """Reads feature values from the online store.
 
     Args:
@@ -232,18 +244,6 @@ class OnlineReader:
         timeout_s: Seconds after which an unanswered call counts as the store being down.
         pseudonyms: What stands there for personal values of views that ask for it.
     """
-
-    def __init__(
-        self,
-        redis_url: str,
-        prefix: str = "headrace",
-        *,
-        timeout_s: float = 2.0,
-        pseudonyms: Pseudonyms = NO_PSEUDONYMS,
-    ) -> None:
-        self._client = RedisClient(redis_url, timeout_s=timeout_s)
-        self._prefix = prefix
-        self._pseudonyms = pseudonyms
 
     async def read(self, view: FeatureView, entity_keys: Sequence[str | int], *, now_us: int) -> list[OnlineValue]:
         """Read one view's values of several entities, in one round trip and in the order asked for.
@@ -272,28 +272,12 @@ class OnlineReader:
             SinkUnavailableError: Redis does not answer.
         """
         asked = [(view, list(entities)) for view, entities in requests]
-        keys = [
-            online_key(view, entity, prefix=self._prefix)
-            for view, entities in asked
-            for entity in self._pseudonyms.entities(view, entities)
-        ]
+        keys = [key for view, entities in asked for key in self._keys(view, entities)]
         stored = iter(await self._client.get_many(keys))
         return [
             [_online_value(next(stored), view=view, entity=entity, now_us=now_us) for entity in entities]
             for view, entities in asked
         ]
-
-    async def close(self) -> None:
-        """Close the connections."""
-        await self._client.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
 
 def status_of(value: UnpackedValue, *, ttl_us: int | None, now_us: int) -> Status:
