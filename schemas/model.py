@@ -8,7 +8,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import groupby
 from typing import Any, Final
 
 import numpy as np
@@ -18,13 +17,10 @@ from numpy.typing import NDArray
 
 from schemas.errors import ConfigError, SchemaMismatchError
 from schemas.ladder import NO_LADDER, CompiledRules, Ladder
+from schemas.output import ModelOutput, check_outputs
 from schemas.time import parse_duration_us
 from schemas.view import FeatureView
 
-OUTPUT_TYPES: Final[dict[str, pa.DataType]] = {"number": pa.float32(), "integer": pa.int64(), "boolean": pa.bool_()}
-"""Arrow type of an output column, by its declared type."""
-DATATYPES: Final[dict[str, Any]] = {"FP32": np.float32, "INT64": np.int64}
-"""Tensor datatypes, spelled as the model server spells them, that models may use."""
 ON_INCOMPLETE: Final = ("score", "reject")
 """What may become of a row with an input that has neither a value nor a default."""
 SCORE_COLUMNS: Final = (
@@ -124,54 +120,6 @@ class ModelInput:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelOutput:
-    """One output column of a score: one column of an output tensor.
-
-    Attributes:
-        column: Its name in the score.
-        tensor: The tensor's name on the model server.
-        datatype: The tensor's datatype, a key of :data:`DATATYPES`.
-        width: Width of the tensor, which is ``(n_rows, width)``.
-        index: Which of the tensor's columns it is.
-        type: A key of :data:`OUTPUT_TYPES`.
-        minimum: Smallest valid value, None for no bound.
-        maximum: Largest valid value, None for no bound.
-        description: What it means, for the published schema.
-    """
-
-    column: str
-    tensor: str
-    datatype: str = "FP32"
-    width: int = 1
-    index: int = 0
-    type: str = "number"
-    minimum: float | None = None
-    maximum: float | None = None
-    description: str = ""
-
-    def fault(self, value: float) -> str | None:
-        """Say what is wrong with a value; None where it is valid."""
-        if not bool(self.wrong(np.array([value]))[0]):
-            return None
-        bounds = [b for b in (self.minimum, self.maximum) if b is not None]
-        within = f" within {bounds}" if bounds else ""
-        return f"`{self.column}` is {value:g}, expected a finite {self.type}{within}"
-
-    def wrong(self, values: NDArray[np.float64]) -> NDArray[np.bool_]:
-        """Tell which values, ``(n_rows,)``, are no valid ones of this column."""
-        is_wrong = ~np.isfinite(values)
-        if self.minimum is not None:
-            is_wrong |= values < self.minimum
-        if self.maximum is not None:
-            is_wrong |= values > self.maximum
-        if self.type != "number":
-            is_wrong |= values != np.rint(values)
-        if self.type == "boolean":
-            is_wrong |= (values != 0) & (values != 1)
-        return is_wrong
-
-
-@dataclass(frozen=True, kw_only=True)
 class ModelSpec:
     """Contract of one model: what triggers it, what it reads and what it answers.
 
@@ -226,7 +174,7 @@ class ModelSpec:
             msg = f"model {self.name}: `on_incomplete` is {self.on_incomplete!r}, expected one of {ON_INCOMPLETE}"
             raise ConfigError(msg)
         self._check_inputs()
-        self._check_outputs()
+        check_outputs(self.outputs, reserved=SCORE_COLUMNS, where=f"model {self.name}")
         self._check_ladder()
 
     def _check_inputs(self) -> None:
@@ -251,35 +199,6 @@ class ModelSpec:
                     f"{where}, input {item.name}: got {item.view} by {item.key!r}, expected {first[0]} by {first[1]!r} "
                     "as in the other inputs of that view; a model reads a view under one version and one key"
                 )
-                raise ConfigError(msg)
-
-    def _check_outputs(self) -> None:
-        where = f"model {self.name}"
-        if not self.outputs:
-            msg = f"{where}: `outputs` is empty, expected at least one output column"
-            raise ConfigError(msg)
-        columns = [output.column for output in self.outputs]
-        reserved = set(SCORE_COLUMNS)
-        for output in self.outputs:
-            if not _NAME.fullmatch(output.column) or output.column in reserved or columns.count(output.column) > 1:
-                msg = (
-                    f"{where}: output column {output.column!r}, expected a lower-case name, used once and none of "
-                    f"{sorted(reserved)}"
-                )
-                raise ConfigError(msg)
-            if output.type not in OUTPUT_TYPES or output.datatype not in DATATYPES:
-                msg = (
-                    f"{where}, output {output.column}: got type {output.type!r} from datatype {output.datatype!r}, "
-                    f"expected one of {sorted(OUTPUT_TYPES)} from one of {sorted(DATATYPES)}"
-                )
-                raise ConfigError(msg)
-            if not 0 <= output.index < output.width:
-                msg = f"{where}, output {output.column}: `index` is {output.index}, expected 0 to {output.width - 1}"
-                raise ConfigError(msg)
-        for tensor, group in groupby(sorted(self.outputs, key=lambda o: o.tensor), key=lambda o: o.tensor):
-            shapes = {(output.datatype, output.width) for output in group}
-            if len(shapes) > 1:
-                msg = f"{where}: output tensor {tensor!r} is {sorted(shapes)}, expected one datatype and width"
                 raise ConfigError(msg)
 
     def _check_ladder(self) -> None:

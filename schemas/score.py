@@ -9,7 +9,8 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from schemas.model import OUTPUT_TYPES, ModelOutput, ModelSpec
+from schemas.model import ModelSpec
+from schemas.output import OUTPUT_TYPES, ModelOutput
 from schemas.row import TIMESTAMP
 
 LATENCY_STAGES: Final = {
@@ -165,5 +166,10 @@ def _closed(properties: dict[str, Any], **keywords: Any) -> dict[str, Any]:
 
 
 def _output_schema(output: ModelOutput) -> dict[str, Any]:
-    bounds = {"minimum": output.minimum, "maximum": output.maximum, "description": output.description or None}
-    return {"type": output.type, **{keyword: value for keyword, value in bounds.items() if value is not None}}
+    rules = {
+        "minimum": output.minimum,
+        "maximum": output.maximum,
+        "enum": list(output.values) or None,
+        "description": output.description or None,
+    }
+    return {"type": output.type, **{keyword: value for keyword, value in rules.items() if value is not None}}

@@ -33,7 +33,8 @@ from offline.card import ModelCard, described_inputs, described_outputs, write_v
 from offline.export import OPSET
 from schemas.errors import ServiceError
 from schemas.ladder import NO_LADDER
-from schemas.model import ModelInput, ModelOutput, ModelSpec, ViewReference
+from schemas.model import ModelInput, ModelSpec, ViewReference
+from schemas.output import ModelOutput
 from schemas.time import parse_rfc3339_us
 from streams.sinks.online import OnlineReader
 

@@ -5,7 +5,8 @@ from typing import Final
 from jobs.flights.views import aircraft_landings, airport_departures, carrier_departures
 from offline.label import Label
 from schemas.ladder import Ladder, LightModel, RecentAnswers, Rule
-from schemas.model import ModelInput, ModelOutput, ModelSpec, ViewReference
+from schemas.model import ModelInput, ModelSpec, ViewReference
+from schemas.output import ModelOutput
 
 LATE_MINUTES: Final = 15
 """A flight is late if it lands more than this many minutes behind its schedule."""

@@ -8,7 +8,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from schemas.model import DATATYPES, ModelSpec, ServedVersion
+from schemas.model import ModelSpec, ServedVersion
+from schemas.output import DATATYPES
 from schemas.score import ServedBy
 from streams.ports import Inference
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from schemas.model import ModelOutput
+from schemas.output import ModelOutput
 from streams.inference.latency import BINS, bin_of, p99_ms, size_of
 from streams.inference.rollout import Evidence
 

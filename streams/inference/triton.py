@@ -19,7 +19,8 @@ from schemas.errors import (
     InferenceUnavailableError,
     TensorMismatchError,
 )
-from schemas.model import DATATYPES, GoldenRows, ModelSpec, ServedVersion
+from schemas.model import GoldenRows, ModelSpec, ServedVersion
+from schemas.output import DATATYPES
 from streams.ports import Inference
 
 logger = logging.getLogger(__name__)

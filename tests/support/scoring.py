@@ -13,7 +13,8 @@ from offline.label import Label
 from schemas.aggregation import count, from_event, last, max_
 from schemas.entity import Entity
 from schemas.ladder import NO_LADDER
-from schemas.model import ModelInput, ModelOutput, ModelSpec, ServedVersion, ViewReference
+from schemas.model import ModelInput, ModelSpec, ServedVersion, ViewReference
+from schemas.output import ModelOutput
 from schemas.source import EventSource
 from schemas.view import FeatureView
 from streams.inference.arms import Arms

@@ -15,7 +15,8 @@ from schemas.errors import (
     SinkUnavailableError,
     TensorMismatchError,
 )
-from schemas.model import ModelInput, ModelOutput, ModelSpec, ViewReference
+from schemas.model import ModelInput, ModelSpec, ViewReference
+from schemas.output import ModelOutput
 from schemas.score import score_json_schema, score_row_schema
 from schemas.text_time import with_text_times
 from schemas.view import FeatureView
@@ -435,6 +436,17 @@ async def test_integer_and_boolean_outputs_must_be_such():
         "`grade` is 0, expected a finite integer within [1]",
         "`is_late` is 2, expected a finite boolean",
     ]
+
+
+async def test_an_answer_that_is_none_of_the_declared_values_costs_its_own_row_alone():
+    def answer(features: np.ndarray) -> Inference:
+        return Inference(outputs={"grade": np.array([[1], [2], [3], [1e30]], dtype=np.float32)})
+
+    spec = make_spec(outputs=(ModelOutput(column="grade", tensor="grade", type="integer", values=(1, 3)),))
+    scored = await make_scorer(spec=spec, model=FakeModel(answer)).score(make_triggers(*[{}] * 4), now_us=NOW_US)
+
+    assert [document["grade"] for document in check_documents(scored, spec)] == [1, 3]
+    assert scored.dead_letters["_row"].to_pylist() == [1, 3]
 
 
 async def test_a_model_that_fails_once_is_tried_again(caplog: pytest.LogCaptureFixture):

@@ -14,7 +14,8 @@ from schemas.errors import (
     InferenceUnavailableError,
     TensorMismatchError,
 )
-from schemas.model import GoldenRows, ModelOutput
+from schemas.model import GoldenRows
+from schemas.output import ModelOutput
 from streams.inference import triton
 from streams.inference.triton import TritonModel
 from tests.support.scoring import SERVED, make_spec

@@ -26,7 +26,8 @@ from openlineage.client.transport import Config, Transport
 
 from schemas.errors import ConfigError
 from schemas.ladder import NO_LADDER
-from schemas.model import ModelInput, ModelOutput, ModelSpec, ViewReference
+from schemas.model import ModelInput, ModelSpec, ViewReference
+from schemas.output import ModelOutput
 from schemas.time import parse_rfc3339_us
 from streams.lineage.dataset import FACETS, FeatureViewDatasetFacet, KafkaOffsetsInputDatasetFacet, Stores
 from streams.lineage.openlineage import LineageEmitter

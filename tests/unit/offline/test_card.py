@@ -18,7 +18,8 @@ from offline.card import (
     write_version,
 )
 from schemas.errors import ConfigError
-from schemas.model import ModelInput, ModelOutput
+from schemas.model import ModelInput
+from schemas.output import ModelOutput
 from tests.support.scoring import CARRIERS, make_carrier_view, make_spec
 
 SHA256 = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"  # of b"test"

@@ -9,7 +9,8 @@ import pytest
 from offline.export import run_classifier
 from offline.training import MIN_ROWS, TrainingSet, build_training_set, read_tables, train_model, write_model
 from schemas.errors import ConfigError, SinkError, SinkUnavailableError
-from schemas.model import ModelInput, ModelOutput
+from schemas.model import ModelInput
+from schemas.output import ModelOutput
 from streams.sinks.offline import OfflineWriter
 from tests.support.feature_rows import T0_US, make_rows
 from tests.support.scoring import (

@@ -7,7 +7,8 @@ import pytest
 
 from schemas.aggregation import from_event
 from schemas.errors import ConfigError, SchemaMismatchError
-from schemas.model import ModelInput, ModelOutput, ServedVersion, ViewReference
+from schemas.model import ModelInput, ServedVersion, ViewReference
+from schemas.output import ModelOutput
 from tests.support.scoring import AIRCRAFT, CARRIERS, TRIPS, VIEWS, make_carrier_view, make_spec, make_trigger_view
 
 NAN = float("nan")

@@ -1,0 +1,146 @@
+"""What a model answers, column by column, and when an answer is valid."""
+
+import math
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from schemas.errors import ConfigError
+
+OUTPUT_TYPES: Final[dict[str, pa.DataType]] = {"number": pa.float32(), "integer": pa.int64(), "boolean": pa.bool_()}
+"""Arrow type of an output column, by its declared type."""
+DATATYPES: Final[dict[str, Any]] = {"FP32": np.float32, "INT64": np.int64}
+"""Tensor datatypes, spelled as the model server spells them, that models may use."""
+
+_MAX_INTEGER: Final = 2**53
+"""Above it neither float64 nor JSON tells one integer from the next."""
+_NAME: Final = re.compile(r"[a-z][a-z0-9_]*")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOutput:
+    """One output column of a score: one column of an output tensor. It has a valid value in every score.
+
+    Attributes:
+        column: Its name in the score.
+        tensor: The tensor's name on the model server.
+        datatype: The tensor's datatype, a key of :data:`DATATYPES`.
+        width: Width of the tensor, which is ``(n_rows, width)``.
+        index: Which of the tensor's columns it is.
+        type: A key of :data:`OUTPUT_TYPES`.
+        minimum: Smallest valid value, None for no bound.
+        maximum: Largest valid value, None for no bound.
+        values: The only valid values, for an integer such as a class; empty for no such limit.
+        description: What it means, for the published schema.
+    """
+
+    column: str
+    tensor: str
+    datatype: str = "FP32"
+    width: int = 1
+    index: int = 0
+    type: str = "number"
+    minimum: float | None = None
+    maximum: float | None = None
+    values: tuple[int, ...] = ()
+    description: str = ""
+
+    def fault(self, value: float) -> str | None:
+        """Say what is wrong with a value; None where it is valid."""
+        if not bool(self.wrong(np.array([value]))[0]):
+            return None
+        bounds = [b for b in (self.minimum, self.maximum) if b is not None]
+        within = f" within {bounds}" if bounds else ""
+        if self.values:
+            within = f" of {list(self.values)}"
+        elif self.type == "integer" and abs(value) > _MAX_INTEGER:
+            within = " of at most 53 bits"
+        return f"`{self.column}` is {value:g}, expected a finite {self.type}{within}"
+
+    def wrong(self, values: NDArray[np.float64]) -> NDArray[np.bool_]:
+        """Tell which values, ``(n_rows,)``, are no valid ones of this column."""
+        is_wrong = ~np.isfinite(values)
+        if self.minimum is not None:
+            is_wrong |= values < self.minimum
+        if self.maximum is not None:
+            is_wrong |= values > self.maximum
+        if self.type != "number":
+            is_wrong |= (values != np.rint(values)) | (np.abs(values) > _MAX_INTEGER)
+        if self.type == "boolean":
+            is_wrong |= (values != 0) & (values != 1)
+        if self.values:
+            is_wrong |= ~np.isin(values, self.values)
+        return is_wrong
+
+
+def check_outputs(outputs: Sequence[ModelOutput], *, reserved: Collection[str], where: str) -> None:
+    """Make sure that a model's outputs can be read from its tensors, and make up a score.
+
+    Args:
+        outputs: The outputs.
+        reserved: Column names that scores have anyway.
+        where: The model, for messages.
+
+    Raises:
+        ConfigError: They cannot.
+    """
+    if not outputs:
+        msg = f"{where}: `outputs` is empty, expected at least one output column"
+        raise ConfigError(msg)
+    columns = [output.column for output in outputs]
+    for output in outputs:
+        if not _NAME.fullmatch(output.column) or output.column in reserved or columns.count(output.column) > 1:
+            msg = (
+                f"{where}: output column {output.column!r}, expected a lower-case name, used once and none of "
+                f"{sorted(reserved)}"
+            )
+            raise ConfigError(msg)
+        if output.type not in OUTPUT_TYPES or output.datatype not in DATATYPES:
+            msg = (
+                f"{where}, output {output.column}: got type {output.type!r} from datatype {output.datatype!r}, "
+                f"expected one of {sorted(OUTPUT_TYPES)} from one of {sorted(DATATYPES)}"
+            )
+            raise ConfigError(msg)
+        if not 0 <= output.index < output.width:
+            msg = f"{where}, output {output.column}: `index` is {output.index}, expected 0 to {output.width - 1}"
+            raise ConfigError(msg)
+        _check_values(output, where=f"{where}, output {output.column}")
+    for tensor, group in groupby(sorted(outputs, key=lambda o: o.tensor), key=lambda o: o.tensor):
+        shapes = {(output.datatype, output.width) for output in group}
+        if len(shapes) > 1:
+            msg = f"{where}: output tensor {tensor!r} is {sorted(shapes)}, expected one datatype and width"
+            raise ConfigError(msg)
+
+
+def _check_values(output: ModelOutput, *, where: str) -> None:
+    low, high = output.minimum, output.maximum
+    if not all(bound is None or math.isfinite(bound) for bound in (low, high)) or (
+        low is not None and high is not None and low > high
+    ):
+        msg = (
+            f"{where}: `minimum` is {low} and `maximum` {high}, expected finite numbers, the first no larger than the "
+            "second; leave one out for no bound"
+        )
+        raise ConfigError(msg)
+    if not output.values:
+        return
+    if output.type != "integer":
+        msg = (
+            f"{where}: `values` is {output.values} of a {output.type}, expected them of an integer only; give a number "
+            "`minimum` and `maximum`"
+        )
+        raise ConfigError(msg)
+    are_integers = all(type(value) is int for value in output.values)
+    if (
+        not are_integers
+        or len({*output.values}) < len(output.values)
+        or any(output.fault(float(v)) for v in output.values)
+    ):
+        msg = f"{where}: `values` is {output.values}, expected integers within its bounds, each once"
+        raise ConfigError(msg)
