@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from schemas.errors import ConfigError, SchemaMismatchError
 from schemas.ladder import NO_LADDER, CompiledRules, Ladder
-from schemas.output import ModelOutput, check_outputs
+from schemas.output import Decision, ModelOutput, check_outputs
 from schemas.time import parse_duration_us
 from schemas.view import FeatureView
 
@@ -38,7 +38,7 @@ SCORE_COLUMNS: Final = (
     "supersedes",
     "latency_ms",
 )
-"""Columns of every score; a model's output columns stand beside them."""
+"""Columns of every score; a model's outputs and decisions stand beside them."""
 
 _MAX_HOLD_US: Final = 60_000_000
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
@@ -131,6 +131,7 @@ class ModelSpec:
         entity: Column of the trigger row that identifies what is scored.
         inputs: What the matrix holds, in the order of its columns.
         outputs: Output columns of a score.
+        decisions: Columns of a score that say in a word what an output amounts to, whoever has answered.
         input_tensor: Name of the input tensor, ``(n_rows, n_features)`` float32.
         max_age: Age, against the trigger's event time, above which a looked-up value counts as missing; None: never.
         hold_for: How long after its event came to the broker a row waits for looked-up values that are missing or
@@ -147,6 +148,7 @@ class ModelSpec:
     entity: str
     inputs: tuple[ModelInput, ...]
     outputs: tuple[ModelOutput, ...]
+    decisions: tuple[Decision, ...] = ()
     ladder: Ladder | None = None
     input_tensor: str = "features"
     max_age: str | None = None
@@ -174,7 +176,7 @@ class ModelSpec:
             msg = f"model {self.name}: `on_incomplete` is {self.on_incomplete!r}, expected one of {ON_INCOMPLETE}"
             raise ConfigError(msg)
         self._check_inputs()
-        check_outputs(self.outputs, reserved=SCORE_COLUMNS, where=f"model {self.name}")
+        check_outputs(self.outputs, self.decisions, reserved=SCORE_COLUMNS, where=f"model {self.name}")
         self._check_ladder()
 
     def _check_inputs(self) -> None:

@@ -1,9 +1,10 @@
-"""What a model answers, column by column, and when an answer is valid."""
+"""What a model answers, column by column, when an answer is valid, and what is decided by it."""
 
 import math
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
 from typing import Any, Final
 
@@ -79,11 +80,82 @@ class ModelOutput:
         return is_wrong
 
 
-def check_outputs(outputs: Sequence[ModelOutput], *, reserved: Collection[str], where: str) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """A column of a score that says in a word what an output amounts to, by thresholds.
+
+    A value equal to a threshold has reached it. It is compared as the score has it: a number as float32.
+
+    Attributes:
+        column: Its name in the score.
+        output: The number or integer that it is decided by.
+        below: The word below the first threshold.
+        at_least: Thresholds, rising, each with the word from there on up to the next.
+        description: What it means, for the published schema.
+    """
+
+    column: str
+    output: str
+    below: str
+    at_least: tuple[tuple[float, str], ...]
+    description: str = ""
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Everything that it may say, from below to above."""
+        return (self.below, *(label for _, label in self.at_least))
+
+    @cached_property
+    def _thresholds(self) -> NDArray[np.float64]:
+        return np.array([threshold for threshold, _ in self.at_least], dtype=np.float64)
+
+    def decide(self, values: NDArray[Any]) -> pa.Array:
+        """Put values of the output, ``(n_rows,)`` and finite, into words."""
+        thresholds = self._thresholds.astype(values.dtype) if values.dtype == np.float32 else self._thresholds
+        return pa.array(self.labels).take(pa.array(np.searchsorted(thresholds, values, side="right")))
+
+    def check(self, output: ModelOutput | None, *, where: str) -> None:
+        """Make sure that each label can come of some value of the output, which is None where there is no such one.
+
+        Raises:
+            ConfigError: One cannot.
+        """
+        where = f"{where}, decision {self.column}"
+        if output is None or output.type == "boolean":
+            got = "no output" if output is None else "a boolean, which says yes or no itself"
+            msg = f"{where}: `output` is {self.output!r}, {got}; expected an output that is a number or integer"
+            raise ConfigError(msg)
+        labels = self.labels
+        if len(labels) < 2 or not all(isinstance(it, str) and it for it in labels) or len({*labels}) < len(labels):
+            msg = (
+                f"{where}: got the words {list(labels)}, expected at least one in `at_least` beside `below`, none "
+                "empty, each once"
+            )
+            raise ConfigError(msg)
+        compared = np.float32 if output.type == "number" else np.float64
+        are_numbers = all(isinstance(threshold, int | float) for threshold, _ in self.at_least)
+        with np.errstate(over="ignore"):
+            thresholds = self._thresholds.astype(compared) if are_numbers else np.array([np.nan])
+        is_rising = bool(np.isfinite(thresholds).all() and (np.diff(thresholds) > 0).all())
+        is_below = output.minimum is not None and thresholds[0] <= compared(output.minimum)
+        is_above = output.maximum is not None and thresholds[-1] > compared(output.maximum)
+        if not is_rising or is_below or is_above:
+            msg = (
+                f"{where}: thresholds are {[threshold for threshold, _ in self.at_least]}, expected finite numbers, "
+                f"each (as {np.dtype(compared)}) above the one before, above the minimum {output.minimum} and no "
+                f"higher than the maximum {output.maximum} of `{output.column}`: else no value comes to some word"
+            )
+            raise ConfigError(msg)
+
+
+def check_outputs(
+    outputs: Sequence[ModelOutput], decisions: Sequence[Decision], *, reserved: Collection[str], where: str
+) -> None:
     """Make sure that a model's outputs can be read from its tensors, and make up a score.
 
     Args:
         outputs: The outputs.
+        decisions: What is decided by them.
         reserved: Column names that scores have anyway.
         where: The model, for messages.
 
@@ -93,14 +165,15 @@ def check_outputs(outputs: Sequence[ModelOutput], *, reserved: Collection[str], 
     if not outputs:
         msg = f"{where}: `outputs` is empty, expected at least one output column"
         raise ConfigError(msg)
-    columns = [output.column for output in outputs]
-    for output in outputs:
-        if not _NAME.fullmatch(output.column) or output.column in reserved or columns.count(output.column) > 1:
+    columns = [*(output.column for output in outputs), *(decision.column for decision in decisions)]
+    for column in columns:
+        if not _NAME.fullmatch(column) or column in reserved or columns.count(column) > 1:
             msg = (
-                f"{where}: output column {output.column!r}, expected a lower-case name, used once and none of "
+                f"{where}: output column {column!r}, expected a lower-case name, used once and none of "
                 f"{sorted(reserved)}"
             )
             raise ConfigError(msg)
+    for output in outputs:
         if output.type not in OUTPUT_TYPES or output.datatype not in DATATYPES:
             msg = (
                 f"{where}, output {output.column}: got type {output.type!r} from datatype {output.datatype!r}, "
@@ -116,6 +189,9 @@ def check_outputs(outputs: Sequence[ModelOutput], *, reserved: Collection[str], 
         if len(shapes) > 1:
             msg = f"{where}: output tensor {tensor!r} is {sorted(shapes)}, expected one datatype and width"
             raise ConfigError(msg)
+    by_column = {output.column: output for output in outputs}
+    for decision in decisions:
+        decision.check(by_column.get(decision.output), where=where)
 
 
 def _check_values(output: ModelOutput, *, where: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from schemas.model import ModelSpec
-from schemas.output import OUTPUT_TYPES, ModelOutput
+from schemas.output import OUTPUT_TYPES, Decision, ModelOutput
 from schemas.row import TIMESTAMP
 
 LATENCY_STAGES: Final = {
@@ -79,6 +79,7 @@ def score_row_schema(spec: ModelSpec) -> pa.Schema:
             pa.field("arm", pa.string(), nullable=False),
             pa.field("served_by", pa.string(), nullable=False),
             *(pa.field(output.column, OUTPUT_TYPES[output.type], nullable=False) for output in spec.outputs),
+            *(pa.field(decision.column, pa.string(), nullable=False) for decision in spec.decisions),
             pa.field("event_time", TIMESTAMP, nullable=False),
             pa.field("features", pa.struct([pa.field(v.name, _VIEW_TYPE) for v in spec.views]), nullable=False),
             pa.field("complete", pa.bool_(), nullable=False),
@@ -108,6 +109,7 @@ def score_json_schema(spec: ModelSpec) -> dict[str, Any]:
         "arm": {"enum": [str(arm) for arm in Arm]},
         "served_by": {"enum": [str(served_by) for served_by in ServedBy]},
         **{output.column: _output_schema(output) for output in spec.outputs},
+        **{decision.column: _decision_schema(decision) for decision in spec.decisions},
         "event_time": {**_TIME, "description": "Event time of the event that was scored."},
         "features": _closed(
             {view.name: {"$ref": "#/$defs/view"} for view in spec.views}, description="What was read, by feature view."
@@ -173,3 +175,9 @@ def _output_schema(output: ModelOutput) -> dict[str, Any]:
         "description": output.description or None,
     }
     return {"type": output.type, **{keyword: value for keyword, value in rules.items() if value is not None}}
+
+
+def _decision_schema(decision: Decision) -> dict[str, Any]:
+    steps = [f"from {threshold:g} on {label}" for threshold, label in decision.at_least]
+    said = f"By `{decision.output}`: {decision.below}, {', '.join(steps)}."
+    return {"enum": list(decision.labels), "description": f"{decision.description} {said}".strip()}

@@ -47,6 +47,7 @@ def make_scores(
         "arm": _ARMS.take(pa.array(answers.is_canary.astype(np.int8))),
         "served_by": _SERVED_BY.take(pa.array(answers.served_by, mask=answers.served_by == NOBODY)),
         **{name: pa.array(values) for name, values in answers.columns.items()},
+        **{item.column: item.decide(answers.columns[item.output]) for item in spec.decisions},
         "event_time": rows["event_time"],
         "features": pa.StructArray.from_arrays(
             [_described(reference, vectors.values[reference]) for reference in spec.views],

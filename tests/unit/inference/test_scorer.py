@@ -15,8 +15,9 @@ from schemas.errors import (
     SinkUnavailableError,
     TensorMismatchError,
 )
+from schemas.ladder import Ladder, Rule
 from schemas.model import ModelInput, ModelSpec, ViewReference
-from schemas.output import ModelOutput
+from schemas.output import Decision, ModelOutput
 from schemas.score import score_json_schema, score_row_schema
 from schemas.text_time import with_text_times
 from schemas.view import FeatureView
@@ -447,6 +448,28 @@ async def test_an_answer_that_is_none_of_the_declared_values_costs_its_own_row_a
 
     assert [document["grade"] for document in check_documents(scored, spec)] == [1, 3]
     assert scored.dead_letters["_row"].to_pylist() == [1, 3]
+
+
+async def test_a_score_says_what_its_answer_amounts_to_whoever_gave_it():
+    def answer(features: np.ndarray) -> Inference:
+        positive = np.array([0.7, 0.69999, np.nan, 0.2], dtype=np.float32)[: len(features)]
+        return Inference(outputs={"probabilities": np.stack([1 - positive, positive], axis=1)})
+
+    risk = Decision(column="risk", output="probability", below="low", at_least=((0.3, "some"), (0.7, "high")))
+    rules = (Rule("true", {"probability": 0.7}),)
+    spec = make_spec(decisions=(risk,), ladder=Ladder(rules=rules, waived=("cache", "light_model")))
+    scorer = make_scorer(spec=spec, model=FakeModel(answer))
+    scored = await scorer.score(make_triggers(*[{}] * 4), now_us=NOW_US)
+
+    documents = check_documents(scored, spec)
+    assert [(document["served_by"], document["risk"]) for document in documents] == [
+        ("model", "high"),
+        ("model", "some"),
+        ("rules", "high"),
+        ("model", "low"),
+    ]
+    empty = await scorer.score(make_triggers({"pane": "ON_TIME"}), now_us=NOW_US)
+    assert empty.scores.schema == scored.scores.schema
 
 
 async def test_a_model_that_fails_once_is_tried_again(caplog: pytest.LogCaptureFixture):

@@ -1,4 +1,4 @@
-"""Output columns of a model: which values are valid, and how they are declared."""
+"""Output columns of a model: which values are valid, what is decided by them, and how that is declared."""
 
 from typing import Any
 
@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from schemas.errors import ConfigError
-from schemas.output import ModelOutput
-from schemas.score import score_json_schema
+from schemas.output import Decision, ModelOutput
+from schemas.score import score_json_schema, score_row_schema
 from tests.support.scoring import make_spec
 
 NAN, INF = float("nan"), float("inf")
@@ -72,3 +72,63 @@ def test_the_published_schema_has_the_values():
     spec = make_spec(outputs=(output(type="integer", values=(3, 1)),))
 
     assert score_json_schema(spec)["properties"]["answer"] == {"type": "integer", "enum": [3, 1]}
+
+
+def decision(**changes: Any) -> Decision:
+    return Decision(
+        **{"column": "risk", "output": "answer", "below": "low", "at_least": ((0.3, "some"), (0.7, "high"))} | changes
+    )
+
+
+def test_a_value_on_a_threshold_has_reached_it():
+    below = np.nextafter(np.float32([0.3, 0.7]), np.float32(0))
+    values = np.array([-1e30, 0, below[0], 0.3, 0.5, below[1], 0.7, 1e30], dtype=np.float32)
+
+    words = ["low", "low", "low", "some", "some", "some", "high", "high"]
+    assert decision().decide(values).to_pylist() == words
+    assert decision().decide(np.empty(0, np.float32)).to_pylist() == []
+
+
+def test_integers_are_decided_by_thresholds_between_them_too():
+    made = decision(at_least=((1.5, "some"), (3, "high")))
+
+    assert made.decide(np.array([1, 2, 3, 2**53])).to_pylist() == ["low", "some", "high", "high"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"column": "answer"}, r"output column 'answer', expected a lower-case name, used once"),
+        ({"column": "entity"}, r"output column 'entity', expected a lower-case name, used once and none of"),
+        ({"output": "other"}, r"decision risk: `output` is 'other', no output; expected an output that is a number"),
+        ({"output": "is_so"}, r"`output` is 'is_so', a boolean, which says yes or no itself"),
+        ({"at_least": ()}, r"got the words \['low'\], expected at least one in `at_least`"),
+        ({"below": ""}, r"got the words \['', 'some', 'high'\], .* none empty"),
+        ({"below": "high"}, r"got the words \['high', 'some', 'high'\], .* each once"),
+        ({"at_least": ((0.7, "a"), (0.3, "b"))}, r"thresholds are \[0.7, 0.3\], expected .* above the one before"),
+        ({"at_least": ((0.5, "a"), (0.5 + 1e-12, "b"))}, r"each \(as float32\) above the one before"),
+        ({"at_least": ((0, "a"),)}, r"thresholds are \[0\], expected .* above the minimum 0 and no"),
+        ({"at_least": ((1e-60, "a"),)}, r"thresholds are \[1e-60\], expected"),
+        ({"at_least": ((1.1, "a"),)}, r"thresholds are \[1.1\], expected .* no higher than the maximum 1 of `answer`"),
+        ({"at_least": ((NAN, "a"),)}, r"thresholds are \[nan\], expected finite numbers"),
+        ({"at_least": ((1e300, "a"),)}, r"thresholds are \[1e\+300\], expected finite numbers"),
+        ({"at_least": (("much", "a"),)}, r"thresholds are \['much'\], expected finite numbers"),
+    ],
+)
+def test_a_decision_that_cannot_say_all_its_words_is_refused(changes: dict[str, Any], message: str):
+    outputs = (
+        output(width=2, minimum=0, maximum=1),
+        output(column="is_so", width=2, index=1, type="boolean"),
+    )
+    with pytest.raises(ConfigError, match=message):
+        make_spec(outputs=outputs, decisions=(decision(**changes),))
+
+
+def test_the_published_schema_has_the_words_and_says_when():
+    spec = make_spec(outputs=(output(),), decisions=(decision(description="How risky."),))
+
+    assert score_json_schema(spec)["properties"]["risk"] == {
+        "enum": ["low", "some", "high"],
+        "description": "How risky. By `answer`: low, from 0.3 on some, from 0.7 on high.",
+    }
+    assert score_row_schema(spec).names == list(score_json_schema(spec)["properties"])
