@@ -44,6 +44,12 @@ COMMANDS: Final = {
         "Offline",
         "Make what was served anew from the raw records, by the same engine, and compare it value by value.",
     ),
+    "drift": _Entry(
+        "drift",
+        "drift",
+        "Offline",
+        "Compare the distribution of a model's inputs with that of its training set, by windows of event time.",
+    ),
     "replay": _Entry(
         "replay",
         "replay",

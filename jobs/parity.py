@@ -14,18 +14,18 @@ from typing import Annotated, Any, Final
 import pyarrow as pa
 import pyarrow.dataset as ds
 import typer
-from prometheus_client import CollectorRegistry, Gauge, write_to_textfile
+from prometheus_client import CollectorRegistry, Gauge
 from rich.console import Console
 from rich.table import Table
 
 from jobs.application import load_application
 from jobs.backfill import Source, record_log
+from jobs.metrics_file import write_metrics_file
 from jobs.reach import reach_redis
 from jobs.record_bar import record_bar
 from jobs.recorded_scores import read_scores
 from jobs.settings import Settings
 from offline.parity import Comparison, Mismatch, Online, compare
-from schemas.errors import ServiceError
 from schemas.view import FeatureView
 from streams.ports import RecordLog
 from streams.sinks.delta import mapped_errors
@@ -165,11 +165,7 @@ def _write_metrics(path: Path, view: FeatureView, comparisons: Sequence[Comparis
             gauge.labels(view.name, str(view.version), comparison.store).set(getattr(comparison, name))
     checked = Gauge("headrace_parity_checked_timestamp_seconds", "When parity was checked", ["view"], registry=registry)
     checked.labels(view.name).set_to_current_time()
-    try:
-        write_to_textfile(str(path), registry)
-    except OSError as exc:
-        msg = f"metrics cannot be written to {path}: {exc}; name a file in a directory that is there"
-        raise ServiceError(msg) from exc
+    write_metrics_file(path, registry)
 
 
 def _document(view: FeatureView, log: RecordLog, comparisons: Sequence[Comparison], *, shown: int) -> dict[str, Any]:

@@ -18,11 +18,13 @@ from typing import Any, Final, get_origin
 import numpy as np
 import yaml
 
+from offline.profile import TrainingProfile
 from schemas.errors import ConfigError
 from schemas.model import GoldenRows, ModelSpec, ServedVersion
 
 MODEL_FILE: Final = "model.onnx"
 CARD_FILE: Final = "model.yaml"
+PROFILE_FILE: Final = "profile.json"
 CONFIG_FILE: Final = "config.pbtxt"
 SEMVER: Final = re.compile(r"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)")
 MAX_BATCH_SIZE: Final = 1_024
@@ -53,6 +55,7 @@ class ModelCard:
         evaluation: On rows later than all of training: ``from``, ``until``, ``rows``, ``base_rate``, ``auc``,
             ``brier``.
         golden: Rows with the outputs expected for them: ``inputs`` (null is missing), ``outputs`` by column.
+        profile_sha256: SHA-256 of the profile beside the card; None where it was trained by an earlier release.
         linear: Coefficients of a linear model, with which a worker computes it where there is no server; see
             :class:`streams.inference.linear.LinearModel`.
     """
@@ -72,6 +75,7 @@ class ModelCard:
     evaluation: dict[str, Any]
     golden: list[dict[str, Any]]
     linear: dict[str, Any] | None = None
+    profile_sha256: str | None = None
 
     @property
     def served_version(self) -> ServedVersion:
@@ -201,7 +205,33 @@ def read_card(repository: Path, name: str, version: int | None = None) -> ModelC
     return card
 
 
-def write_version(repository: Path, *, spec: ModelSpec, card: ModelCard, model: bytes) -> Path:
+def read_profile(repository: Path, card: ModelCard) -> TrainingProfile:
+    """Read how the inputs of a model were distributed in training.
+
+    Raises:
+        ConfigError: It was trained by a release that kept no profile, or the profile is not that of the card.
+    """
+    path = repository / card.name / str(card.version) / PROFILE_FILE
+    remedy = f"restore it, or train the version anew (`headrace train --version {card.version}`)"
+    if card.profile_sha256 is None:
+        msg = f"the card of {card.name} version {card.version} names no training profile, expected {path}; {remedy}"
+        raise ConfigError(msg)
+    try:
+        content = path.read_bytes()
+        if (got := hashlib.sha256(content).hexdigest()) != card.profile_sha256:
+            msg = (
+                f"training profile {path} has SHA-256 {got}, expected {card.profile_sha256} as its card says; {remedy}"
+            )
+            raise ConfigError(msg)
+        return TrainingProfile.from_json(content)
+    except (OSError, ValueError) as exc:
+        msg = f"profile {path} is not readable ({exc}), expected it as `headrace train` writes it; {remedy}"
+        raise ConfigError(msg) from exc
+
+
+def write_version(
+    repository: Path, *, spec: ModelSpec, card: ModelCard, model: bytes, profile: TrainingProfile | None = None
+) -> Path:
     """Write a trained version and the server's configuration of the model.
 
     A new version is put together aside and renamed into place, so that nobody sees half of it; a version that is there
@@ -216,9 +246,11 @@ def write_version(repository: Path, *, spec: ModelSpec, card: ModelCard, model: 
     staged.mkdir(parents=True, exist_ok=True)
     (staged / MODEL_FILE).write_bytes(model)
     (staged / CARD_FILE).write_text(render_card(card))
+    if profile is not None:
+        (staged / PROFILE_FILE).write_bytes(profile.to_json())
     if target.exists():
-        for name in (MODEL_FILE, CARD_FILE):
-            (staged / name).replace(target / name)
+        for path in staged.iterdir():
+            path.replace(target / path.name)
         staged.rmdir()
     else:
         staged.replace(target)

@@ -7,7 +7,7 @@ the later one, and exported; the measured model is the one that is written.
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Final, cast
@@ -23,14 +23,13 @@ from offline.evaluation import brier, roc_auc
 from offline.export import PROBABILITIES, check_export, export_classifier, missing_extra
 from offline.label import Label
 from offline.linear import check_linear, export_linear, fit_linear
+from offline.model_input import as_of_rows, join_inputs, matrix_without_defaults
 from offline.model_store import ModelStore
-from offline.point_in_time import read_as_of
+from offline.profile import FeatureProfile, TrainingProfile, profile_inputs
 from offline.release import FIRST, next_release
-from offline.training_set import describe_join
 from schemas.errors import ConfigError, SinkError
 from schemas.model import ModelSpec
-from schemas.row import TIMESTAMP, Pane
-from schemas.score import InputStatus
+from schemas.row import TIMESTAMP
 from schemas.time import END_OF_TIME_US, format_rfc3339
 from schemas.view import FeatureView
 from streams.sinks.offline import open_table, read_features
@@ -71,6 +70,7 @@ class TrainingSet:
         time_us: ``(n_rows,)`` event time of the row scored.
         labelled_us: ``(n_rows,)`` event time at which its label was known.
         views: What was read of each view (:func:`offline.training_set.describe_join`), the trigger first.
+        profiles: How the values of each input are distributed, without defaults, over all the rows that were joined.
     """
 
     features: NDArray[np.float32]
@@ -78,6 +78,13 @@ class TrainingSet:
     time_us: NDArray[np.int64]
     labelled_us: NDArray[np.int64]
     views: tuple[Mapping[str, Any], ...] = ()
+    profiles: Mapping[str, FeatureProfile] = field(default_factory=dict)
+
+    @property
+    def profile(self) -> TrainingProfile:
+        """What drift is measured against; of at least one row."""
+        since, until = (format_rfc3339(int(time_us)) for time_us in (self.time_us[0], self.time_us[-1]))
+        return TrainingProfile(since=since, until=until, features=self.profiles)
 
     @property
     def manifest(self) -> dict[str, Any]:
@@ -98,6 +105,7 @@ class TrainingSet:
             time_us=self.time_us[mask],
             labelled_us=self.labelled_us[mask],
             views=self.views,
+            profiles=self.profiles,
         )
 
 
@@ -113,6 +121,7 @@ class TrainedModel:
         evaluation: See :class:`~offline.card.ModelCard`.
         golden: See :class:`~offline.card.ModelCard`.
         linear: See :class:`~offline.card.ModelCard`.
+        profile: How its inputs were distributed in the training set.
     """
 
     spec: ModelSpec
@@ -122,6 +131,7 @@ class TrainedModel:
     evaluation: dict[str, Any]
     golden: list[dict[str, Any]]
     linear: dict[str, Any] | None = None
+    profile: TrainingProfile | None = None
 
 
 def read_tables(
@@ -179,47 +189,20 @@ def build_training_set(
         tables: Offline rows by view name, in any order.
         table_versions: Versions of their tables, for the manifest.
     """
-    at = table_versions or {}
-    triggers = _as_of_rows(tables[spec.trigger.name])
-    outcomes = _as_of_rows(tables[label.view.name])
+    triggers = as_of_rows(tables[spec.trigger.name])
+    outcomes = as_of_rows(tables[label.view.name])
     labelled = _join_labels(triggers.select([spec.entity, "event_time"]), outcomes, entity=spec.entity, label=label)
     triggers = triggers.take(labelled["_row"].to_arrow())
-    columns: dict[str, Any] = {item.name: triggers[item.feature] for item in spec.inputs_of(spec.trigger)}
-    own = triggers.select([item.feature for item in spec.inputs_of(spec.trigger)])
-    told = [
-        describe_join(
-            views[spec.trigger.name],
-            own,
-            statuses=[str(InputStatus.PRESENT)] * len(own),
-            n_rows=tables[spec.trigger.name].num_rows,
-            table_version=at.get(spec.trigger.name),
-        )
-    ]
-    for reference, key in spec.lookups.items():
-        found = read_as_of(
-            triggers[key],
-            triggers["event_time"],
-            tables[reference.name],
-            view=views[reference.name],
-            max_age_us=spec.max_age_us,
-        )
-        columns |= {item.name: found.features[item.feature] for item in spec.inputs_of(reference)}
-        told.append(
-            describe_join(
-                views[reference.name],
-                found.features.select([item.feature for item in spec.inputs_of(reference)]),
-                statuses=found.status.to_pylist(),
-                n_rows=tables[reference.name].num_rows,
-                table_version=at.get(reference.name),
-            )
-        )
-    features, _ = spec.matrix(columns, n_rows=triggers.num_rows)
+    joined = join_inputs(spec, triggers, views=views, tables=tables, table_versions=table_versions)
+    features, _ = spec.matrix(joined.columns, n_rows=triggers.num_rows)
+    bare = matrix_without_defaults(spec, joined.columns, n_rows=triggers.num_rows)
     return TrainingSet(
         features=features,
         labels=labelled["_label"].to_numpy(),
         time_us=labelled["event_time"].to_numpy(),
         labelled_us=labelled["_labelled"].to_numpy(),
-        views=tuple(told),
+        views=joined.views,
+        profiles=profile_inputs([item.name for item in spec.inputs], bare),
     )
 
 
@@ -252,6 +235,7 @@ def train_model(spec: ModelSpec, training_set: TrainingSet, *, label: Label, see
             "auc_of_inputs": {item.name: _rounded(_auc_alone(later, index)) for index, item in enumerate(spec.inputs)},
         },
         golden=_golden(spec, later.features, probabilities),
+        profile=training_set.profile,
     )
 
 
@@ -286,6 +270,7 @@ def train_light_model(spec: ModelSpec, training_set: TrainingSet, *, label: Labe
         evaluation=_measured(earlier, later, probabilities),
         golden=_golden(spec, later.features, probabilities),
         linear=linear,
+        profile=training_set.profile,
     )
 
 
@@ -337,6 +322,7 @@ def write_model(
         evaluation=trained.evaluation,
         golden=trained.golden,
         linear=trained.linear,
+        profile_sha256=None if trained.profile is None else trained.profile.sha256,
     )
     release = next_release(card, before)
     if before is not None and release.semver == before.semver and version is None:
@@ -345,7 +331,7 @@ def write_model(
     if store is not None:
         store.publish(card, trained.onnx)
     try:
-        write_version(repository, spec=spec, card=card, model=trained.onnx)
+        write_version(repository, spec=spec, card=card, model=trained.onnx, profile=trained.profile)
     except OSError as exc:
         msg = (
             f"version {number} of model {spec.name} cannot be written to {repository} ({exc.strerror or exc}), "
@@ -353,10 +339,6 @@ def write_model(
         )
         raise SinkError(msg) from exc
     return card
-
-
-def _as_of_rows(rows: pa.Table) -> pa.Table:
-    return rows.filter(pc.equal(rows["pane"], str(Pane.EARLY)))
 
 
 def _join_labels(triggers: pa.Table, outcomes: pa.Table, *, entity: str, label: Label) -> pl.DataFrame:

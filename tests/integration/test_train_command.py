@@ -1,4 +1,4 @@
-"""The command `headrace train` on real Delta tables, written from the flights by the pipeline itself."""
+"""`headrace train` and `headrace drift` on real Delta tables, written from the flights by the pipeline itself."""
 
 import json
 import sys
@@ -10,10 +10,11 @@ import pyarrow as pa
 import pytest
 
 from jobs import cli
+from jobs.drift import DRIFTED
 from jobs.flights.events import plan_events
 from jobs.flights.model import LATE_ARRIVAL
 from jobs.flights.views import VIEWS
-from offline.card import load_card
+from offline.card import load_card, read_profile
 from schemas.time import parse_rfc3339_us
 from streams.batch import RawBatch
 from streams.pipeline import PartitionPipeline
@@ -101,6 +102,49 @@ def test_it_says_the_same_in_a_table_and_trains_until_a_date(
     assert f"{card.training['rows']:,}" in printed
     assert "late_arrival/5 written in" in printed
     assert printed.rstrip().endswith(": 1.0.0")
+
+
+def test_what_came_after_training_is_compared_with_it(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert run("train", "--until", "2013-01-03") == 0
+    card = load_card(tmp_path / "models", "late_arrival")
+    profile = read_profile(tmp_path / "models", card)
+    assert profile.features["airport_departures.distance"].rows == card.training_set["rows"]
+    assert profile.until == card.evaluation["until"]
+    capsys.readouterr()
+
+    metrics = tmp_path / "drift.prom"
+    options = ("--from", "2013-01-03", "--to", "2013-01-05")
+    assert run("drift", "late_arrival", *options, "--json", "--metrics-file", str(metrics)) == DRIFTED
+    windows = json.loads(capsys.readouterr().out)["windows"]
+    assert [window["start"][:10] for window in windows] == ["2013-01-03", "2013-01-04"]
+    for window in windows:
+        assert window["rows"] > 800
+        # Flights went where they always go. But at first there was no earlier landing of most aircraft.
+        distance, landing = (
+            window["inputs"][name] for name in ("airport_departures.distance", "aircraft_landings.last_landing_delay")
+        )
+        assert (distance["verdict"], distance["missing_share"], distance["default_share"]) == ("steady", 0, 0)
+        assert distance["p_value"] > 0.05
+        assert landing["verdict"] == "drift"
+        assert landing["missing_share"] < 0.4 < profile.features["aircraft_landings.last_landing_delay"].missing_share
+    said = metrics.read_text()
+    assert 'headrace_drift_drifted{input="airport_departures.distance",model="late_arrival",version="1"} 0.0' in said
+    assert f'headrace_drift_window_rows{{model="late_arrival",version="1"}} {windows[-1]["rows"]}.0' in said
+
+    # From after training on: of its last hour there are rows with another date in UTC.
+    assert run("drift", "late_arrival") == DRIFTED
+    assert "late_arrival version 1, " in capsys.readouterr().out
+    for options, code, message in (
+        (("--from", "2013-02-01"), 1, "Nothing was judged: 0 rows in 0 windows from 2013-02-01"),
+        (("--window", "2s"), 1, "expected some hundred in a window"),
+        (("--version", "3"), 2, "model late_arrival has no version 3"),
+        (("--window", "soon"), 2, "`--window` is 'soon'"),
+        (("--from", "2013-01-04", "--to", "2013-01-04"), 2, "expected the earlier one first"),
+    ):
+        assert run("drift", "late_arrival", *options) == code
+        assert message in capsys.readouterr().err
+    assert run("drift", "early_arrival") == 2
+    assert "model 'early_arrival' is not defined" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

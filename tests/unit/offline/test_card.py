@@ -13,10 +13,12 @@ from offline.card import (
     described_outputs,
     load_card,
     model_sha256,
+    read_profile,
     render_config,
     versions,
     write_version,
 )
+from offline.profile import TrainingProfile, profile_inputs
 from schemas.errors import ConfigError
 from schemas.model import ModelInput
 from schemas.output import ModelOutput
@@ -57,6 +59,24 @@ def test_a_card_is_read_as_it_was_written(tmp_path: Path):
     assert load_card(tmp_path, "delay") == make_card()
     assert model_sha256(directory / "model.onnx") == SHA256
     assert make_card().served_version.version == "1"
+
+
+def test_a_profile_stands_beside_the_card_that_names_it(tmp_path: Path):
+    for n_rows in (30, 40):  # the second one takes the place of the first
+        features = profile_inputs(["v.x"], np.arange(n_rows)[:, np.newaxis].astype(np.float32))
+        profile = TrainingProfile(since="2013-01-01", until="2013-01-02", features=features)
+        card = replace(make_card(), profile_sha256=profile.sha256)
+        directory = write_version(tmp_path, spec=make_spec(), card=card, model=b"test", profile=profile)
+        assert read_profile(tmp_path, load_card(tmp_path, "delay")) == profile
+
+    (directory / "profile.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"profile\.json has SHA-256 44136fa3.*, expected .* as its card says"):
+        read_profile(tmp_path, card)
+    (directory / "profile.json").unlink()
+    with pytest.raises(ConfigError, match="is not readable"):
+        read_profile(tmp_path, card)
+    with pytest.raises(ConfigError, match=r"names no training profile, .*`headrace train --version 1`"):
+        read_profile(tmp_path, make_card())
 
 
 def test_golden_rows_come_as_arrays_with_nan_for_what_is_missing():
