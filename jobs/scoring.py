@@ -1,6 +1,7 @@
 """The scoring role, put together: the versions of the rollout, the ladder below, and what they read."""
 
 import time
+from functools import partial
 
 import faust
 import numpy as np
@@ -52,10 +53,18 @@ def compose_scoring(
         card = version_card(model, settings, served)
         server = TritonModel(model, served, url=triton, golden=card.golden_rows)
         name, timeout_s = f"{model.name} version {served.version}", model.rungs.timeout_us / 1e6
-        guard = GuardedModel(name, server, probe=_probe(card), timeout_s=timeout_s)
+        told = {"model": model.name, "version": served.version}
+        guard = GuardedModel(
+            name,
+            server,
+            probe=_probe(card),
+            timeout_s=timeout_s,
+            probe_failed=partial(metrics.model_probe_failed, **told),
+            healed=partial(metrics.model_healed, **told),
+        )
         return OpenVersion(model=guard, connect=server.connect, close=server.close)
 
-    versions = Versions(model, open_version=open_version, light=_light_model(model, settings))
+    versions = Versions(model, open_version=open_version, light=_light_model(model, settings, metrics))
     pseudonyms = settings.pseudonyms(application.views.values())
     reader = OnlineReader(settings.address("redis"), pseudonyms=pseudonyms)
     scorer = Scorer(
@@ -68,6 +77,7 @@ def compose_scoring(
         scorer=scorer,
         connect=follower.connect,
         follow=follower.run,
+        watch=partial(versions.watch, settings.probe_every_s),
         application=application.name,
         brokers=brokers,
         worker_id=worker_id,
@@ -108,7 +118,7 @@ def _newest(model: ModelSpec, settings: Settings) -> ServedVersion:
     return card.served_version
 
 
-def _light_model(model: ModelSpec, settings: Settings) -> list[LightRung]:
+def _light_model(model: ModelSpec, settings: Settings, metrics: Metrics) -> list[LightRung]:
     """Make the places of a model's light model: the server, and the worker itself where it is linear."""
     light, rung = model.light, model.rungs.light_model
     if light is None or rung is None:
@@ -117,7 +127,8 @@ def _light_model(model: ModelSpec, settings: Settings) -> list[LightRung]:
     card.check(light)
     server = TritonModel(light, card.served_version, url=settings.address("triton"), golden=card.golden_rows)
     probe, timeout_s = _probe(card), rung.timeout_us / 1e6
-    there = GuardedModel(light.name, server, probe=probe, timeout_s=timeout_s, failures=1)
+    healed = partial(metrics.model_healed, model=light.name, version=card.served_version.version)
+    there = GuardedModel(light.name, server, probe=probe, timeout_s=timeout_s, failures=1, healed=healed)
     rungs = [LightRung(model=there, is_local=False)]
     if card.linear is not None:
         linear = LinearModel(light, card.linear)

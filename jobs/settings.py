@@ -212,6 +212,17 @@ class Settings:
             read=read_duration_s,
         ),
     ]
+    probe_every_s: Annotated[
+        float,
+        Variable(
+            "HEADRACE_PROBE_EVERY",
+            kind="duration of 1s or more, such as 5s",
+            default="5s",
+            doc="How often the scoring role asks each version of its model one row; two failures in a row of a version "
+            "that Triton calls ready have it unloaded and loaded.",
+            read=read_duration_s,
+        ),
+    ]
     http_port: Annotated[
         int,
         Variable(

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any, Protocol
 
 import numpy as np
@@ -126,6 +127,21 @@ class Inference:
     rejected: Sequence[tuple[range, str]] = field(default=())
 
 
+class Recovery(StrEnum):
+    """What came of an attempt to bring a model back."""
+
+    AWAY = "away"
+    """The server itself does not answer; nothing was done."""
+    UNNEEDED = "unneeded"
+    """The model answers, is only slow, or somebody else is loading it at the moment; nothing was done."""
+    LOADED = "loaded"
+    """It was not there, and now is."""
+    HEALED = "healed"
+    """It called itself ready and failed; it was unloaded and loaded, and answers."""
+    FAILED = "failed"
+    """It still does not answer."""
+
+
 class ModelServer(Protocol):
     """Runs one version of one model."""
 
@@ -139,7 +155,7 @@ class ModelServer(Protocol):
         """
         ...
 
-    async def recover(self) -> None:
+    async def recover(self) -> Recovery:
         """Bring back a model that fails although its server answers, or that was never there; does no more than try.
 
         Raises:

@@ -69,6 +69,7 @@ class ScoringWorker:
         scorer: Turns rows into scores.
         connect: Makes the model server ready; called before the first row.
         follow: Follows the model's rollout until cancelled, given what tells whether this worker judges it.
+        watch: Watches over the model's versions until cancelled.
         application: Name of the application, part of the consumer group's and the transactional id.
         brokers: Kafka bootstrap servers.
         worker_id: Stable name of this worker among those of its role.
@@ -86,6 +87,7 @@ class ScoringWorker:
         scorer: Scorer,
         connect: Callable[[], Awaitable[None]],
         follow: Callable[[Callable[[], bool]], Awaitable[None]],
+        watch: Callable[[], Awaitable[None]],
         application: str,
         brokers: str,
         worker_id: str,
@@ -99,6 +101,7 @@ class ScoringWorker:
         self._scorer = scorer
         self._connect = connect
         self._follow_rollout = follow
+        self._watch_versions = watch
         self._metrics = metrics
         self._lineage = lineage
         self._batcher = self._new_batcher()
@@ -138,6 +141,7 @@ class ScoringWorker:
         consume(self.app, view.topic, self._handle, lock=self._scoring)
         self.app.task(self._score_when_due)
         self.app.task(self._follow)
+        self.app.task(self._watch)
 
     async def _begin(self) -> None:
         async with self._scoring, self._lock:
@@ -199,6 +203,14 @@ class ScoringWorker:
             await self._follow_rollout(lambda: judged_with in self.app.consumer.poller.assignment)
         except Exception as exc:
             logger.exception("following the rollout failed")
+            await fail(self.app, exc)
+            raise
+
+    async def _watch(self) -> None:
+        try:
+            await self._watch_versions()
+        except Exception as exc:
+            logger.exception("watching the versions of the model failed")
             await fail(self.app, exc)
             raise
 

@@ -2,6 +2,7 @@
 
 While the circuit is open no row of a stream waits for the model. A probe of one row, made aside every second, finds out
 whether it answers again, and tries to bring it back; so a stream that has fallen silent finds the model ready too.
+While it is closed a check every few seconds finds what died although its server calls it ready, before a row does.
 """
 
 import asyncio
@@ -21,8 +22,9 @@ from schemas.errors import (
     TensorMismatchError,
 )
 from streams.breaker import PAUSE_S, Breaker
+from streams.inference.healing import Healing, Probed
 from streams.inference.retry import Sleep, Step, retried
-from streams.ports import Inference, ModelServer
+from streams.ports import Inference, ModelServer, Recovery
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +46,8 @@ class GuardedModel:
         timeout_s: How long a batch may take, a second attempt included.
         failures: Failed batches in a row that open the circuit.
         pause_s: Seconds between probes.
+        probe_failed: Told of each check that is not answered, as :class:`~streams.inference.healing.Probed` has it.
+        healed: Told when the model was loaded anew although its server called it ready, and answers since.
         sleep: Waits seconds.
     """
 
@@ -56,6 +60,8 @@ class GuardedModel:
         timeout_s: float,
         failures: int = FAILURES,
         pause_s: float = PAUSE_S,
+        probe_failed: Callable[[str], None] = lambda _: None,
+        healed: Callable[[], None] = lambda: None,
         sleep: Sleep = asyncio.sleep,
     ) -> None:
         self._name = name
@@ -63,6 +69,9 @@ class GuardedModel:
         self._probe = probe
         self._timeout_s = timeout_s
         self._pause_s = pause_s
+        self._probe_failed = probe_failed
+        self._healed = healed
+        self._healing = Healing()
         self._sleep = sleep
         self._breaker = Breaker(
             name,
@@ -110,6 +119,25 @@ class GuardedModel:
         if self._probing is None or self._probing.done():
             self._probing = asyncio.create_task(self._probe_until_back())
 
+    async def check(self) -> None:
+        """Ask the model one row beside those of the stream; bring it back where it fails again and again.
+
+        Not done while the circuit is open: the probe asks and brings back then.
+        """
+        if self.is_open or self._fault is not None:
+            return
+        probed = await self._probed()
+        if probed is not Probed.ANSWERED:
+            logger.warning("model %s: a check of one row %s", self._name, probed)
+            self._probe_failed(probed)
+        self._healing = self._healing.after_probe(probed)
+        if not self._healing.is_due(asyncio.get_running_loop().time()):
+            return
+        try:
+            await self._recover()
+        except HeadraceError as exc:
+            self._give_up(exc)
+
     async def close(self) -> None:
         """End the probe."""
         if self._probing is not None:
@@ -141,11 +169,28 @@ class GuardedModel:
             return await self._without_failing_rows(matrix, error=exc)
 
     async def _answers(self) -> bool:
+        return await self._probed() is Probed.ANSWERED
+
+    async def _probed(self) -> Probed:
         try:
             answer = await self._server.infer(self._probe, timeout_s=self._timeout_s)
+        except InferenceTimeoutError:
+            return Probed.LATE
+        except TensorMismatchError:
+            return Probed.REFUSED
         except InferenceError:
-            return False
-        return not answer.rejected
+            return Probed.FAILED
+        return Probed.REFUSED if answer.rejected else Probed.ANSWERED
+
+    async def _recover(self) -> None:
+        """Try to bring the model back, unless that was tried a moment ago."""
+        loop = asyncio.get_running_loop()
+        if not self._healing.may_try(loop.time()):
+            return
+        recovery = await self._server.recover()
+        self._healing = self._healing.after_recovery(recovery, now_s=loop.time())
+        if recovery is Recovery.HEALED:
+            self._healed()
 
     async def _without_failing_rows(self, matrix: Matrix, *, error: InferenceError) -> Inference:
         """Halve the batch until the rows that fail stand alone; beside them the model answers."""
@@ -184,7 +229,7 @@ class GuardedModel:
                 pass  # it is slow, not gone: to load it anew would make it slower
             except InferenceUnavailableError:
                 try:
-                    await self._server.recover()
+                    await self._recover()
                 except HeadraceError as exc:
                     self._give_up(exc)
                     return

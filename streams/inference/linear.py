@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from schemas.errors import ConfigError
 from schemas.model import ModelSpec
-from streams.ports import Inference
+from streams.ports import Inference, Recovery
 
 COEFFICIENTS: Final = ("mean", "scale", "coefficient", "missing")
 """Numbers of each input: what is taken off it, what it is divided by, its weight, and that of its being missing."""
@@ -60,8 +60,9 @@ class LinearModel:
         """Answer a matrix; see the port."""
         return Inference(outputs={self._tensor: self.probabilities(features)})
 
-    async def recover(self) -> None:
+    async def recover(self) -> Recovery:
         """Nothing can be away."""
+        return Recovery.UNNEEDED
 
 
 def _vector(values: Sequence[float], *, n_features: int) -> NDArray[np.float64]:

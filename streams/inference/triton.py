@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import random
 from collections.abc import Callable, Coroutine, Mapping
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
@@ -21,7 +22,7 @@ from schemas.errors import (
 )
 from schemas.model import GoldenRows, ModelSpec, ServedVersion
 from schemas.output import DATATYPES
-from streams.ports import Inference
+from streams.ports import Inference, Recovery
 
 logger = logging.getLogger(__name__)
 
@@ -45,8 +46,10 @@ _CONNECT_S: Final = 1.0
 """How long a server that was not there at the start is waited for, each time."""
 _MAX_ROWS: Final = 4_096
 """Rows in one request where the server names no bound."""
-_RECOVERY_PAUSE_S: Final = 5.0
-"""Between two attempts to bring a model back: others may be waiting for the first one's effect."""
+_PROBE_S: Final = 5.0
+"""Deadline of the row by which it is seen whether a model answers."""
+_HEAL_JITTER_S: Final = 1.0
+"""Within which a model is loaded anew: all workers find it dead at once, and one of them is enough."""
 
 
 class TritonModel:
@@ -81,7 +84,10 @@ class TritonModel:
         self._golden = golden
         self._slots = asyncio.Semaphore(max_in_flight)
         self._recovery = asyncio.Lock()
-        self._recovered_at = -_RECOVERY_PAUSE_S
+        self._probe = np.zeros((1, len(spec.inputs)), dtype=np.float32)
+        if golden is not None and len(golden.features):
+            self._probe = golden.features[:1]
+        self._loading_anew: asyncio.Task[None] | None = None
         self._max_batch_size = 1
         self._is_proved = False
         self._client: InferenceServerClient | None = None
@@ -194,40 +200,61 @@ class TritonModel:
             off[output.column] = np.nan if answer.rejected else float(difference)
         return off
 
-    async def recover(self) -> None:
+    async def recover(self) -> Recovery:
         """Load a model that is not ready; unload and load one that is, but fails; see the port.
 
         A backend process that died leaves a model that Triton calls ready and that fails every request: only loading it
         anew helps. A model that does not answer in time is left alone: it may be busy. Where the server itself is gone
-        nothing is done. A model that was never connected is connected.
+        nothing is done. A model that was never connected is connected. Other versions of the model on the server are
+        loaded anew with it.
         """
         async with self._recovery:
-            loop = asyncio.get_running_loop()
             if not self._is_proved:
                 try:
                     await self.connect(timeout_s=_CONNECT_S)
                 except (InferenceUnavailableError, InferenceTimeoutError) as exc:
                     logger.warning("%s is still not connected: %s", self._name, exc)
-                return
-            if loop.time() - self._recovered_at < _RECOVERY_PAUSE_S:
-                return
+                    return Recovery.AWAY
+                return Recovery.LOADED
             try:
                 if not await self._call(lambda client: client.is_server_live(client_timeout=1.0)):
-                    return
-                if await self._is_ready():
-                    if not await self._fails():
-                        return
-                    logger.warning("%s is ready but does not answer; unloading and loading it", self._name)
-                    await self._call(lambda client: client.unload_model(self._spec.name, client_timeout=_CALL_S))
-                await self._load()
-                await self._check()
+                    return Recovery.AWAY
             except InferenceError as exc:
                 logger.warning("%s could not be recovered: %s", self._name, exc)
-            finally:
-                self._recovered_at = loop.time()
+                return Recovery.AWAY
+            try:
+                return await self._load_or_heal()
+            except InferenceError as exc:
+                logger.warning("%s could not be recovered: %s", self._name, exc)
+                return Recovery.FAILED
+
+    async def _load_or_heal(self) -> Recovery:
+        if not await self._is_ready():
+            await self._load()
+            await self._check()
+            return Recovery.LOADED
+        if not await self._fails():
+            return Recovery.UNNEEDED
+        await asyncio.sleep(random.uniform(0, _HEAL_JITTER_S))  # noqa: S311 - no secret
+        if not (await self._is_ready() and await self._fails()):
+            return Recovery.UNNEEDED
+        logger.warning("%s is ready but does not answer; unloading and loading it", self._name)
+        # Whoever is cancelled meanwhile must not leave it unloaded: it may be another version's champion.
+        self._loading_anew = asyncio.create_task(self._load_anew())
+        await asyncio.shield(self._loading_anew)
+        logger.info("%s was unloaded and loaded, and answers", self._name)
+        return Recovery.HEALED
+
+    async def _load_anew(self) -> None:
+        await self._call(lambda client: client.unload_model(self._spec.name, client_timeout=_CALL_S))
+        await self._load()
+        await self._check()
+        await self._infer(self._probe, timeout_s=_PROBE_S)
 
     async def close(self) -> None:
-        """Close the connection."""
+        """Close the connection, once a model that is being loaded anew is."""
+        if self._loading_anew is not None:
+            await asyncio.gather(self._loading_anew, return_exceptions=True)
         if self._client is not None:
             await self._client.close()
             self._client = None
@@ -274,11 +301,12 @@ class TritonModel:
         )
 
     async def _fails(self) -> bool:
-        probe = np.zeros((1, len(self._spec.inputs)), dtype=np.float32)
         try:
-            await self._infer(probe, timeout_s=5.0)
+            await self._infer(self._probe, timeout_s=_PROBE_S)
         except InferenceUnavailableError:
             return True
+        except (InferenceTimeoutError, TensorMismatchError):
+            pass  # it is busy, or another model: to load it anew would help neither
         return False
 
     async def _check(self) -> None:

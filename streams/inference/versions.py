@@ -1,7 +1,9 @@
 """The versions of a model that a worker has open: generations of a rollout come and go, what they share stays."""
 
+import asyncio
 import contextlib
 import logging
+import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -109,6 +111,12 @@ class Versions:
                 await self._connect(other)
             except HeadraceError as exc:
                 logger.error("version %s of %s cannot be used here: %s", other.version, self._spec.name, exc)
+
+    async def watch(self, every_s: float) -> None:
+        """Check each version that is open, every so many seconds (a fifth more or less at random), until cancelled."""
+        while True:
+            await asyncio.sleep(every_s * random.uniform(0.8, 1.2))  # noqa: S311 - no secret
+            await asyncio.gather(*(held.version.model.check() for held in self._held.values()))
 
     async def close_unused(self, entry: Entry) -> None:
         """Close the versions that a generation does not name; nothing may be under way with them any more."""

@@ -158,6 +158,16 @@ class Metrics:
             "Scores that the model itself did not make: why, and what made them.",
             labels=("model", "cause", "served_by"),
         )
+        self._probe_failures = self._counter(
+            "headrace_model_probe_failures_total",
+            "Checks of one row that a version of a model did not answer; cause is failed, late or refused.",
+            labels=("model", "version", "cause"),
+        )
+        self._heals = self._counter(
+            "headrace_model_heals_total",
+            "Times a version of a model was ready and failed, was loaded anew, and then answered.",
+            labels=("model", "version"),
+        )
         self._score_latency = self._histogram(
             "headrace_score_latency_seconds",
             "Time of a score's stages; total is event in the broker until the score was written.",
@@ -292,6 +302,14 @@ class Metrics:
     def fell_back(self, model: str, *, cause: str, served_by: str, rows: int) -> None:
         """Report scores that a lower rung made, by why the model did not."""
         self._add(self._fallen, rows, model, cause, served_by)
+
+    def model_probe_failed(self, cause: str, *, model: str, version: str) -> None:
+        """Report a check that a version did not answer, as :class:`streams.inference.healing.Probed` has it."""
+        self._add(self._probe_failures, 1, model, version, cause)
+
+    def model_healed(self, *, model: str, version: str) -> None:
+        """Report a version that called itself ready and failed, and that answers since it was loaded anew."""
+        self._add(self._heals, 1, model, version)
 
     def score_latency(self, model: str, *, stage: str, seconds: float | NDArray[np.float64]) -> None:
         """Report the time that scores spent in a stage; NaN where unknown."""

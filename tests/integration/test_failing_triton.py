@@ -15,14 +15,18 @@ from schemas.ladder import Ladder, RecentAnswers, Rule
 from schemas.model import ModelSpec, ServedVersion
 from streams.inference.arms import Arms
 from streams.inference.guard import GuardedModel
+from streams.inference.rollout import Rollout
+from streams.inference.rollout_log import Entry
 from streams.inference.scorer import Scored, Scorer
 from streams.inference.served_model import ServedModel
 from streams.inference.triton import TritonModel
 from streams.inference.vector import VectorReader
+from streams.inference.versions import OpenVersion, Versions
 from tests.support.feature_rows import T0_US
 from tests.support.scoring import VIEWS, FakeReader, make_spec, make_triggers
 
 SERVED = ServedVersion(version="1", sha256="ab" * 32)
+OTHER = ServedVersion(version="2", sha256="cd" * 32)
 SPEC: ModelSpec = make_spec(
     name="failing",
     ladder=Ladder(
@@ -161,6 +165,38 @@ async def test_a_killed_backend_that_still_calls_itself_ready_is_loaded_anew(
     for _ in range(4):
         assert by_whom(await score(scorer, 100.0, 700.0))[1] in ("rules", "model")
     await until_the_model_answers(scorer)
+
+
+async def test_a_backend_that_died_is_found_and_loaded_anew_without_any_row(services: LocalServices) -> None:
+    healed = asyncio.Event()
+    failures: list[str] = []
+    probe = np.full((1, 5), 100.0, dtype=np.float32)
+
+    def open_version(served: ServedVersion) -> OpenVersion:
+        server = TritonModel(SPEC, served, url=services.up(["triton"]).triton)
+        guard = GuardedModel(
+            "failing", server, probe=probe, timeout_s=2.0, probe_failed=failures.append, healed=healed.set
+        )
+        return OpenVersion(model=guard, connect=server.connect, close=server.close)
+
+    versions = Versions(SPEC, open_version=open_version)
+    arms = versions.arms(Entry(generation=1, state=Rollout(model=SPEC.name, champion=SERVED)))
+    await versions.connect(arms)
+    scorer = Scorer(arms, vectors=VectorReader(SPEC, views=VIEWS, reader=FakeReader()))
+    (triton,) = [status for status in services.status() if status.name == "triton"]
+    for stub in stubs_of(services):
+        stub.kill()
+    watching = asyncio.create_task(versions.watch(0.05))
+    try:
+        async with asyncio.timeout(60):
+            await healed.wait()
+        assert by_whom(await score(scorer, 100.0, 250.0)) == ["model", "model"]
+    finally:
+        watching.cancel()
+        await asyncio.wait([watching])
+        await versions.close_unused(Entry(generation=2, state=Rollout(model=SPEC.name, champion=OTHER)))
+    assert failures[:2] == ["failed"] * 2
+    assert triton in services.status(), "the server itself went on"
 
 
 async def test_a_backend_that_hangs_holds_no_row_up(scorer: Scorer, services: LocalServices) -> None:

@@ -47,6 +47,8 @@ def report_everything(metrics: Metrics, *, now_us: int) -> None:
     metrics.offline_committed("flights", rows=100, skipped=3, seconds=0.2)
     metrics.scored("late", arm="champion", served_by="model", complete=9, incomplete=1)
     metrics.fell_back("late", cause="timeout", served_by="cache", rows=2)
+    metrics.model_probe_failed("failed", model="late", version="1")
+    metrics.model_healed(model="late", version="1")
     for stage in LATENCY_STAGES:
         metrics.score_latency("late", stage=stage, seconds=np.array([0.05, 0.1]))
     # All within the bound: a share of just 99 % is below or above it by the last bit of a rate.

@@ -22,7 +22,7 @@ from streams.inference.guard import GuardedModel
 from streams.inference.scorer import Scorer
 from streams.inference.served_model import ServedModel
 from streams.inference.vector import VectorReader
-from streams.ports import Inference, ModelServer
+from streams.ports import Inference, ModelServer, Recovery
 from tests.support.feature_rows import T0_US, make_rows
 
 MINUTE_US = 60_000_000
@@ -226,6 +226,7 @@ class FakeModel:
         self.answer = answer
         self.failures = list(failures)
         self.batches: list[NDArray[np.float32]] = []
+        self.recovery = Recovery.LOADED
         self.recoveries = 0
 
     async def infer(self, features: NDArray[np.float32], *, timeout_s: float) -> Inference:
@@ -234,8 +235,9 @@ class FakeModel:
             raise self.failures.pop(0)
         return self.answer(features)
 
-    async def recover(self) -> None:
+    async def recover(self) -> Recovery:
         self.recoveries += 1
+        return self.recovery
 
 
 def make_scorer(

@@ -11,6 +11,7 @@ from schemas.errors import ConfigError, InferenceUnavailableError
 from streams.agents import scoring as scoring_module
 from streams.agents.scoring import MAX_BATCH_ROWS, ScoringWorker
 from streams.observability.metrics import Metrics
+from streams.ports import Recovery
 from streams.wire import encode_rows
 from tests.support.feature_rows import T0_US
 from tests.support.scoring import (
@@ -75,8 +76,8 @@ class Gate:
             raise InferenceUnavailableError(msg)
         return await self.inner.infer(features, timeout_s=timeout_s)
 
-    async def recover(self) -> None:
-        pass
+    async def recover(self) -> Recovery:
+        return Recovery.AWAY
 
 
 @pytest.fixture
@@ -98,12 +99,16 @@ async def worker(model: Gate, monkeypatch: pytest.MonkeyPatch) -> ScoringWorker:
     async def follow(_: Callable[[], bool]) -> None:
         """There is no rollout to follow."""
 
+    async def watch() -> None:
+        """Nobody watches over a fake."""
+
     made = ScoringWorker(
         SPEC,
         view=TRIPS,
         scorer=scorer,
         connect=connect,
         follow=follow,
+        watch=watch,
         application="shop",
         brokers="127.0.0.1:1",
         worker_id="0",

@@ -18,6 +18,7 @@ from schemas.model import GoldenRows
 from schemas.output import ModelOutput
 from streams.inference import triton
 from streams.inference.triton import TritonModel
+from streams.ports import Recovery
 from tests.support.scoring import SERVED, make_spec
 
 
@@ -49,6 +50,9 @@ class FakeClient:
             [1 - features[:, 0], features[:, 0]], axis=1
         )
         self.gate: asyncio.Event | None = None
+        self.is_unloading, self.unload_gate = asyncio.Event(), asyncio.Event()
+        self.unload_gate.set()
+        self.stays_ready = True
 
     def _called(self, name: str) -> None:
         self.calls.append(name)
@@ -68,6 +72,9 @@ class FakeClient:
 
     async def unload_model(self, name: str, **_: Any) -> None:
         self._called("unload_model")
+        self.is_unloading.set()
+        await self.unload_gate.wait()
+        self.is_ready = self.stays_ready
 
     async def get_model_metadata(self, *_: Any, **__: Any) -> SimpleNamespace:
         self._called("get_model_metadata")
@@ -101,6 +108,7 @@ class FakeClient:
 
 @pytest.fixture
 def client(monkeypatch: pytest.MonkeyPatch) -> FakeClient:
+    monkeypatch.setattr(triton, "_HEAL_JITTER_S", 0.0)
     fake = FakeClient("host:1")
     monkeypatch.setattr(triton, "InferenceServerClient", lambda url, **_: fake)
     return fake
@@ -330,41 +338,90 @@ async def test_golden_rows_that_are_answered_with_nan_prove_nothing(client: Fake
 
 
 CHECKED = ["get_model_metadata", "get_model_config"]
+LOOKED = ["is_server_live", "is_model_ready", "infer"]
+LOOKED_AGAIN = ["is_model_ready", "infer"]
+DEAD = refusal("INTERNAL", "stub process is not healthy")
 
 
 async def test_a_ready_model_that_does_not_answer_is_unloaded_and_loaded(client: FakeClient):
     model = await connected()
     client.calls.clear()
-    client.failures["infer"] = [refusal("INTERNAL", "stub process is not healthy")]
+    client.failures["infer"] = [DEAD, DEAD]
+
+    assert await model.recover() is Recovery.HEALED
+    assert client.calls == [*LOOKED, *LOOKED_AGAIN, "unload_model", "load_model", *CHECKED, "infer"]
+
+
+async def test_a_dead_model_that_another_worker_loads_meanwhile_is_left_to_it(client: FakeClient):
+    model = await connected()
+    client.calls.clear()
+    client.failures["infer"] = [DEAD]
+
+    assert await model.recover() is Recovery.UNNEEDED
+    assert client.calls == [*LOOKED, *LOOKED_AGAIN]
+
+
+async def test_a_model_that_loading_anew_does_not_help_is_told(client: FakeClient):
+    model = await connected()
+    client.failures["infer"] = [DEAD] * 3
+    assert await model.recover() is Recovery.FAILED
+
+    client.failures = {"infer": [DEAD] * 2, "load_model": [refusal("INTERNAL", "no room")]}
+    client.stays_ready = False
+    assert await model.recover() is Recovery.FAILED
+
+
+async def test_a_model_is_not_left_unloaded_by_who_is_cancelled_or_closes(client: FakeClient):
+    model = await connected()
+    client.calls.clear()
+    client.failures["infer"] = [DEAD, DEAD]
+    client.unload_gate.clear()
+    recovering = asyncio.create_task(model.recover())
+    async with asyncio.timeout(5):
+        await client.is_unloading.wait()
+    recovering.cancel()
+    closing = asyncio.create_task(model.close())
+    await asyncio.wait([recovering])
+    client.unload_gate.set()
+    await closing
+
+    assert recovering.cancelled()
+    assert client.calls[-5:] == ["load_model", *CHECKED, "infer", "close"]
+
+
+async def test_the_row_that_is_tried_is_one_that_the_card_answers(client: FakeClient):
+    asked: list[float] = []
+    model = await connected(golden=GoldenRows(features=features(5)[3:], outputs={"probability": features(5)[3:, 0]}))
+    answer = client.answer
+    client.answer = lambda given: (asked.extend(given[:, 0]), answer(given))[1]
     await model.recover()
 
-    assert client.calls == ["is_server_live", "is_model_ready", "infer", "unload_model", "load_model", *CHECKED]
+    assert asked == [np.float32(0.03)]
 
 
 async def test_a_model_that_answers_again_is_left_alone(client: FakeClient):
     model = await connected()
     client.calls.clear()
-    await model.recover()
-    await model.recover()
 
-    assert client.calls == ["is_server_live", "is_model_ready", "infer"]
+    assert await model.recover() is Recovery.UNNEEDED
+    assert client.calls == LOOKED
 
 
 async def test_a_model_that_is_slow_is_left_alone(client: FakeClient):
     model = await connected()
     client.calls.clear()
     client.failures["infer"] = [refusal("DEADLINE_EXCEEDED", "busy")]
-    await model.recover()
 
-    assert client.calls == ["is_server_live", "is_model_ready", "infer"]
+    assert await model.recover() is Recovery.UNNEEDED
+    assert client.calls == LOOKED
 
 
 async def test_a_model_that_is_not_ready_is_loaded(client: FakeClient):
     model = await connected()
     client.calls.clear()
     client.is_ready = False
-    await model.recover()
 
+    assert await model.recover() is Recovery.LOADED
     assert client.calls == ["is_server_live", "is_model_ready", "load_model", *CHECKED]
 
 
@@ -388,8 +445,8 @@ async def test_nothing_is_loaded_where_the_server_is_gone(client: FakeClient, ca
     model = await connected()
     client.calls.clear()
     client.failures["is_server_live"] = [refusal("UNAVAILABLE", "connection refused")]
-    await model.recover()
 
+    assert await model.recover() is Recovery.AWAY
     assert client.calls == ["is_server_live"]
     assert "could not be recovered" in caplog.text
 

@@ -23,6 +23,7 @@ def test_an_empty_environment_gives_the_defaults(monkeypatch: pytest.MonkeyPatch
     assert settings.kafka_jvm_flags == ()
     assert not settings.use_triton_fallback
     assert (settings.delivery, settings.stall_timeout_s) == ("exactly_once", 60)
+    assert settings.probe_every_s == 5
 
 
 def test_the_stores_follow_the_home_directory() -> None:
@@ -49,12 +50,14 @@ def test_every_variable_is_read() -> None:
             "HEADRACE_CACHE": "/c",
             "HEADRACE_DELIVERY": "at_least_once",
             "HEADRACE_STALL_TIMEOUT": "1m30s",
+            "HEADRACE_PROBE_EVERY": "20s",
             "HEADRACE_EVENT_RATE": "500",
             "HEADRACE_OPEN_EVENTS": "1",
         }
     )
 
     assert (settings.delivery, settings.stall_timeout_s) == ("at_least_once", 90)
+    assert settings.probe_every_s == 20
     assert (settings.event_rate, settings.is_open_to_events) == (500, True)
     assert settings.home == Path("/h")
     assert settings.given_addresses() == ServiceAddresses(
@@ -93,6 +96,7 @@ def test_the_cache_follows_the_users_cache_directory() -> None:
         ("HEADRACE_METRICS_PORT", "-1", "port from 1 to 65531, or 0"),
         ("HEADRACE_DELIVERY", "at_most_once", "exactly_once or at_least_once"),
         ("HEADRACE_STALL_TIMEOUT", "60", "duration of 1s or more, such as 60s"),
+        ("HEADRACE_PROBE_EVERY", "0s", "duration of 1s or more, such as 5s"),
         ("HEADRACE_STALL_TIMEOUT", "10ms", "duration of 1s or more, such as 60s"),
     ],
 )
