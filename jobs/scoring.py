@@ -14,6 +14,7 @@ from offline.card import versions as versions_held
 from schemas.errors import ConfigError
 from schemas.model import ModelSpec, ServedVersion
 from streams.agents.scoring import ScoringWorker
+from streams.inference.calibrated import CalibratedModel
 from streams.inference.follower import RolloutFollower
 from streams.inference.guard import GuardedModel
 from streams.inference.linear import LinearModel
@@ -25,6 +26,7 @@ from streams.inference.vector import VectorReader
 from streams.inference.versions import OpenVersion, Versions
 from streams.lineage.openlineage import LineageEmitter
 from streams.observability.metrics import Metrics
+from streams.ports import ModelServer
 from streams.sinks.online import OnlineReader
 
 
@@ -56,7 +58,7 @@ def compose_scoring(
         told = {"model": model.name, "version": served.version}
         guard = GuardedModel(
             name,
-            server,
+            _calibrated(server, model, card),
             probe=_probe(card),
             timeout_s=timeout_s,
             probe_failed=partial(metrics.model_probe_failed, **told),
@@ -128,12 +130,18 @@ def _light_model(model: ModelSpec, settings: Settings, metrics: Metrics) -> list
     server = TritonModel(light, card.served_version, url=settings.address("triton"), golden=card.golden_rows)
     probe, timeout_s = _probe(card), rung.timeout_us / 1e6
     healed = partial(metrics.model_healed, model=light.name, version=card.served_version.version)
-    there = GuardedModel(light.name, server, probe=probe, timeout_s=timeout_s, failures=1, healed=healed)
+    calibrated = _calibrated(server, light, card)
+    there = GuardedModel(light.name, calibrated, probe=probe, timeout_s=timeout_s, failures=1, healed=healed)
     rungs = [LightRung(model=there, is_local=False)]
     if card.linear is not None:
-        linear = LinearModel(light, card.linear)
+        linear = _calibrated(LinearModel(light, card.linear), light, card)
         rungs.append(LightRung(model=GuardedModel(light.name, linear, probe=probe, timeout_s=timeout_s), is_local=True))
     return rungs
+
+
+def _calibrated(server: ModelServer, spec: ModelSpec, card: ModelCard) -> ModelServer:
+    calibrations = card.calibrations(spec)
+    return CalibratedModel(server, spec=spec, calibrations=calibrations) if calibrations else server
 
 
 def _probe(card: ModelCard) -> NDArray[np.float32]:

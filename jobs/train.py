@@ -45,6 +45,9 @@ def train(
         Path | None, typer.Option(help="Model repository to write to.", show_default="HEADRACE_MODEL_REPOSITORY")
     ] = None,
     version: Annotated[int | None, typer.Option(help="Version to write.", min=1, show_default="the next one")] = None,
+    calibrate: Annotated[
+        bool, typer.Option("--calibrate", help="Keep rows out of the training, and put probabilities right by them.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON in place of a table.")] = False,
 ) -> None:
     """Train the late-arrival model on the offline features.
@@ -61,6 +64,7 @@ def train(
         store=settings.model_store,
         until_us=END_OF_TIME_US if until is None else _moment_us(until),
         version=version,
+        is_calibrated=calibrate,
         created_us=time.time_ns() // 1_000,
         storage_options=settings.delta_options,
     )
@@ -74,6 +78,7 @@ def train_late_arrival(
     created_us: int,
     until_us: int = END_OF_TIME_US,
     version: int | None = None,
+    is_calibrated: bool = False,
     store: str | None = None,
     storage_options: Mapping[str, str] | None = None,
 ) -> ModelCard:
@@ -85,6 +90,7 @@ def train_late_arrival(
         created_us: The time now, for the card.
         until_us: Rows with an event time from here on are not looked at.
         version: Version to write, the next one when None.
+        is_calibrated: Whether the model's probabilities are put right by rows that are kept out of the training.
         store: Model store that takes the file too; None for none.
         storage_options: Options of the offline store's object store, as delta-rs takes them.
 
@@ -105,7 +111,7 @@ def train_late_arrival(
     at = read_table_versions(delta, spec, label, views=views, storage_options=storage_options)
     tables = read_tables(delta, spec, label, views=views, until_us=until_us, storage_options=storage_options)
     training_set = build_training_set(spec, label, views=views, tables=tables, table_versions=at)
-    trained = train_model(spec, training_set, label=label)
+    trained = train_model(spec, training_set, label=label, is_calibrated=is_calibrated)
     if spec.light is not None:
         # Before the model itself: there is never one whose light model is still missing.
         light = train_light_model(spec.light, training_set, label=label)

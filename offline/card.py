@@ -21,6 +21,7 @@ import yaml
 from offline.profile import TrainingProfile
 from schemas.errors import ConfigError
 from schemas.model import GoldenRows, ModelSpec, ServedVersion
+from schemas.output import Calibration, read_calibrations
 
 MODEL_FILE: Final = "model.onnx"
 CARD_FILE: Final = "model.yaml"
@@ -58,6 +59,8 @@ class ModelCard:
         profile_sha256: SHA-256 of the profile beside the card; None where it was trained by an earlier release.
         linear: Coefficients of a linear model, with which a worker computes it where there is no server; see
             :class:`streams.inference.linear.LinearModel`.
+        calibration: What answers are put right to before they are scores: points ``[answered, calibrated]`` by output
+            column. The golden rows are as the file answers, without it.
     """
 
     name: str
@@ -76,6 +79,7 @@ class ModelCard:
     golden: list[dict[str, Any]]
     linear: dict[str, Any] | None = None
     profile_sha256: str | None = None
+    calibration: dict[str, Any] | None = None
 
     @property
     def served_version(self) -> ServedVersion:
@@ -94,11 +98,19 @@ class ModelCard:
             },
         )
 
-    def check(self, spec: ModelSpec) -> None:
-        """Make sure that the model was trained for ``spec``, on the very definitions it pins.
+    def calibrations(self, spec: ModelSpec) -> dict[str, Calibration]:
+        """What the model's answers are put right by, by output column.
 
         Raises:
-            ConfigError: It was not.
+            ConfigError: It cannot be used.
+        """
+        return read_calibrations(self.calibration, spec.outputs, where=f"model {self.name} version {self.version}")
+
+    def check(self, spec: ModelSpec) -> None:
+        """Make sure that the model was trained for ``spec``, on the very definitions it pins, and can be calibrated.
+
+        Raises:
+            ConfigError: It was not, or cannot.
         """
         where = f"model {self.name} version {self.version}"
         remedy = "train it anew (`headrace train`) or restore the definitions it was trained on"
@@ -115,6 +127,7 @@ class ModelCard:
                 f"and outputs {described_outputs(spec)}; {remedy}"
             )
             raise ConfigError(msg)
+        self.calibrations(spec)
 
 
 def described_inputs(spec: ModelSpec) -> list[dict[str, Any]]:

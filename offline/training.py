@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from offline.calibration import by_column, fit_calibration
 from offline.card import ModelCard, described_inputs, described_outputs, read_card, versions, write_version
 from offline.evaluation import brier, roc_auc
 from offline.export import PROBABILITIES, check_export, export_classifier, missing_extra
@@ -122,6 +123,7 @@ class TrainedModel:
         golden: See :class:`~offline.card.ModelCard`.
         linear: See :class:`~offline.card.ModelCard`.
         profile: How its inputs were distributed in the training set.
+        calibration: See :class:`~offline.card.ModelCard`.
     """
 
     spec: ModelSpec
@@ -132,6 +134,7 @@ class TrainedModel:
     golden: list[dict[str, Any]]
     linear: dict[str, Any] | None = None
     profile: TrainingProfile | None = None
+    calibration: dict[str, Any] | None = None
 
 
 def read_tables(
@@ -206,10 +209,19 @@ def build_training_set(
     )
 
 
-def train_model(spec: ModelSpec, training_set: TrainingSet, *, label: Label, seed: int = 0) -> TrainedModel:
+def train_model(
+    spec: ModelSpec, training_set: TrainingSet, *, label: Label, seed: int = 0, is_calibrated: bool = False
+) -> TrainedModel:
     """Train on the earlier rows, measure on the later ones, export and prove the export.
 
     Deterministic for the same rows, seed and number of cores.
+
+    Args:
+        spec: The model.
+        training_set: The rows.
+        label: What it predicts.
+        seed: Of the trees, and of the holes that are made.
+        is_calibrated: Keep the latest of the earlier rows out of the training, and calibrate on them.
 
     Raises:
         ConfigError: There are too few rows, only one class, outputs that a classifier has not, or packages missing.
@@ -217,24 +229,37 @@ def train_model(spec: ModelSpec, training_set: TrainingSet, *, label: Label, see
     """
     _see_classifier(spec)
     earlier, later = _split(training_set, spec=spec, label=label)
+    parameters: dict[str, Any] = {**PARAMETERS, "trees": TREES, "seed": seed}
+    between = None
+    if is_calibrated:
+        earlier, between = _split(earlier, spec=spec, label=label)
+        parameters["calibration"] = "Platt"
     booster = _fit(_with_holes(earlier.features, spec=spec, seed=seed), earlier.labels, spec=spec, seed=seed)
     onnx = export_classifier(booster, name=spec.reference, input_tensor=spec.input_tensor, n_features=len(spec.inputs))
-    probabilities = check_export(onnx, booster, features=later.features)
+    answered = check_export(onnx, booster, features=later.features)
+    training = {
+        **_range(earlier),
+        "label": str(label),
+        "framework": f"lightgbm {_version('lightgbm')}, onnxmltools {_version('onnxmltools')}",
+        "parameters": parameters,
+    }
+    evaluation = _measured(earlier, later, answered)
+    calibration = None
+    if between is not None:
+        fitted = fit_calibration(check_export(onnx, booster, features=between.features), between.labels)
+        calibration = by_column(fitted, spec)
+        training["calibrated_on"] = _range(between)
+        calibrated = _measured(earlier, later, fitted.apply(answered.astype(np.float64)))
+        evaluation = {**calibrated, "brier_uncalibrated": evaluation["brier"]}
+    alone = {item.name: _rounded(_auc_alone(later, index)) for index, item in enumerate(spec.inputs)}
     return TrainedModel(
         spec=spec,
         onnx=onnx,
-        training={
-            **_range(earlier),
-            "label": str(label),
-            "framework": f"lightgbm {_version('lightgbm')}, onnxmltools {_version('onnxmltools')}",
-            "parameters": {**PARAMETERS, "trees": TREES, "seed": seed},
-        },
+        training=training,
         training_set=training_set.manifest,
-        evaluation={
-            **_measured(earlier, later, probabilities),
-            "auc_of_inputs": {item.name: _rounded(_auc_alone(later, index)) for index, item in enumerate(spec.inputs)},
-        },
-        golden=_golden(spec, later.features, probabilities),
+        evaluation={**evaluation, "auc_of_inputs": alone},
+        golden=_golden(spec, later.features, answered),
+        calibration=calibration,
         profile=training_set.profile,
     )
 
@@ -323,6 +348,7 @@ def write_model(
         golden=trained.golden,
         linear=trained.linear,
         profile_sha256=None if trained.profile is None else trained.profile.sha256,
+        calibration=trained.calibration,
     )
     release = next_release(card, before)
     if before is not None and release.semver == before.semver and version is None:
@@ -428,7 +454,7 @@ def _range(rows: TrainingSet) -> dict[str, Any]:
     }
 
 
-def _measured(earlier: TrainingSet, later: TrainingSet, probabilities: NDArray[np.float32]) -> dict[str, Any]:
+def _measured(earlier: TrainingSet, later: TrainingSet, probabilities: NDArray[np.floating[Any]]) -> dict[str, Any]:
     return {
         **_range(later),
         "auc": _rounded(roc_auc(later.labels, probabilities)),

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
@@ -146,6 +146,67 @@ class Decision:
                 f"higher than the maximum {output.maximum} of `{output.column}`: else no value comes to some word"
             )
             raise ConfigError(msg)
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What values of an output should have been: straight lines between points, level beyond the first and the last.
+
+    Attributes:
+        answered: ``(n_points,)`` values as the model answers them, rising.
+        calibrated: ``(n_points,)`` what they are put right to, never falling.
+    """
+
+    answered: NDArray[np.float64]
+    calibrated: NDArray[np.float64]
+
+    def apply(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Put values right, ``(n_rows,)``; NaN stays NaN."""
+        return np.interp(values, self.answered, self.calibrated)
+
+
+def read_calibrations(
+    document: Mapping[str, Any] | None, outputs: Sequence[ModelOutput], *, where: str
+) -> dict[str, Calibration]:
+    """Read calibrations as a model's card has them: points ``[answered, calibrated]`` by output column.
+
+    Raises:
+        ConfigError: They are no such thing, or would make values that are not valid.
+    """
+    by_column = {output.column: output for output in outputs if (output.type, output.datatype) == ("number", "FP32")}
+    remedy = "correct the card, or train the model anew"
+    if not isinstance(document or {}, Mapping) or (document and not document.keys() <= by_column.keys()):
+        msg = (
+            f"{where}: `calibration` is {document!r}, expected points by column, of {sorted(by_column)}, which are "
+            f"numbers from FP32; {remedy}"
+        )
+        raise ConfigError(msg)
+    return {
+        column: _read_points(points, by_column[column], where=f"{where}, calibration of {column}", remedy=remedy)
+        for column, points in (document or {}).items()
+    }
+
+
+def _read_points(document: Any, output: ModelOutput, *, where: str, remedy: str) -> Calibration:
+    try:
+        points = np.array(document, dtype=np.float64)
+    except (TypeError, ValueError):
+        points = np.empty(0)
+    if points.ndim != 2 or points.shape[0] < 2 or points.shape[1] != 2 or not np.isfinite(points).all():
+        msg = f"{where}: got {document!r}, expected two or more points [answered, calibrated], finite; {remedy}"
+        raise ConfigError(msg)
+    answered, calibrated = points.T
+    if not ((np.diff(answered) > 0).all() and (np.diff(calibrated) >= 0).all()):
+        msg = (
+            f"{where}: got answered {answered.tolist()} and calibrated {calibrated.tolist()}, expected the first to "
+            f"rise and the second never to fall: rows must not change places; {remedy}"
+        )
+        raise ConfigError(msg)
+    for value in (calibrated[0], calibrated[-1]):
+        if (fault := output.fault(float(value))) is not None:
+            msg = f"{where}: {fault}; {remedy}"
+            raise ConfigError(msg)
+    return Calibration(answered, calibrated)
 
 
 def check_outputs(

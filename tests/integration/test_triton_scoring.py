@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,9 @@ from offline.export import run_classifier
 from offline.training import TrainingSet, build_training_set, train_model, write_model
 from schemas.errors import ConfigError, InferenceTimeoutError, InferenceUnavailableError, TensorMismatchError
 from schemas.model import ModelSpec, ServedVersion
+from schemas.output import Decision
 from schemas.score import score_json_schema
+from streams.inference.calibrated import CalibratedModel
 from streams.inference.score_table import encode_scores
 from streams.inference.triton import TritonModel
 from tests.support.feature_rows import T0_US
@@ -93,6 +96,26 @@ async def test_scores_of_real_answers_pass_the_published_schema(
     validator = Draft202012Validator(score_json_schema(spec), format_checker=Draft202012Validator.FORMAT_CHECKER)
     for payload in encode_scores(scored.scores):
         validator.validate(json.loads(payload))
+
+
+async def test_real_answers_are_calibrated_and_put_into_words(
+    model: TritonModel, spec: ModelSpec, card: ModelCard, model_repository: Path
+):
+    calibration = {"probability": [[0.0, 0.0], [0.5, 0.2], [1.0, 1.0]]}
+    risk = Decision(column="risk", output="probability", below="low", at_least=((0.2, "high"),))
+    spec = replace(spec, decisions=(risk,))
+    calibrations = replace(card, calibration=calibration).calibrations(spec)
+    scorer = make_scorer(spec, CalibratedModel(model, spec=spec, calibrations=calibrations))
+    rows = [{"distance": 100.0 * number} for number in range(30)]
+    scored = await scorer.score(make_triggers(*rows), now_us=T0_US)
+
+    matrix = [[100.0 * n, float("nan"), 4, -1, float("nan")] for n in range(30)]
+    answered = predictions(model_repository, spec, np.array(matrix, dtype=np.float32))
+    expected = np.interp(answered, [0, 0.5, 1], [0, 0.2, 1])
+    np.testing.assert_allclose(scored.scores["probability"].to_numpy(), expected, atol=1e-6)
+    words = ["high" if value >= np.float32(0.2) else "low" for value in scored.scores["probability"].to_pylist()]
+    assert scored.scores["risk"].to_pylist() == words
+    assert {*words} == {"low", "high"}
 
 
 async def test_a_new_version_is_loaded_beside_the_one_that_scores(

@@ -89,6 +89,17 @@ def test_golden_rows_come_as_arrays_with_nan_for_what_is_missing():
     assert replace(make_card(), golden=[]).golden_rows.features.shape == (0, 5)
 
 
+def test_a_calibration_is_read_with_the_card_and_checked_with_it(tmp_path: Path):
+    points = {"probability": [[0.0, 0.1], [1.0, 0.9]]}
+    write_version(tmp_path, spec=make_spec(), card=replace(make_card(), calibration=points), model=b"test")
+    card = load_card(tmp_path, "delay")
+
+    assert card.calibrations(make_spec())["probability"].apply(np.array([0.5])).tolist() == [0.5]
+    assert make_card().calibrations(make_spec()) == {}
+    with pytest.raises(ConfigError, match=r"model delay version 1, calibration of probability: got 5, expected two or"):
+        replace(card, calibration={"probability": 5}).check(make_spec())
+
+
 def test_the_newest_version_is_read_unless_told_which(tmp_path: Path):
     for version in (1, 10, 9):
         write(tmp_path, version)

@@ -6,6 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from offline.card import load_card
 from offline.export import run_classifier
 from offline.training import MIN_ROWS, TrainingSet, build_training_set, read_tables, train_model, write_model
 from schemas.errors import ConfigError, SinkError, SinkUnavailableError
@@ -134,6 +135,24 @@ def test_the_card_s_golden_rows_are_what_the_file_answers(training_set: Training
     expected = [row["outputs"]["probability"] for row in trained.golden]
     # In a batch of another size the runtime may add the trees in another order.
     np.testing.assert_allclose(run_classifier(trained.onnx, features), expected, atol=1e-6)
+
+
+def test_a_calibrated_model_keeps_rows_out_of_its_training_and_its_card_tells(
+    training_set: TrainingSet, tmp_path: Path
+):
+    trained = train_model(make_spec(), training_set, label=LABEL, is_calibrated=True)
+    card = write_model(tmp_path, trained, created_us=T0_US)
+
+    table = load_card(tmp_path, "delay").calibrations(make_spec())["probability"]
+    assert card.training["until"] < card.training["calibrated_on"]["from"]
+    assert card.training["calibrated_on"]["until"] < card.evaluation["from"]
+    assert card.evaluation["brier"] <= card.evaluation["brier_uncalibrated"] + 0.01
+    assert table.calibrated.shape == (35,)
+    features = np.array([row["inputs"] for row in card.golden], dtype=np.float32)
+    raw = [row["outputs"]["probability"] for row in card.golden]
+    np.testing.assert_allclose(run_classifier(trained.onnx, features), raw, atol=1e-6)
+    plain = write_model(tmp_path, train_model(make_spec(), training_set, label=LABEL), created_us=T0_US)
+    assert (plain.semver, plain.calibration) == ("1.0.1", None)
 
 
 def test_the_same_rows_give_the_same_file(training_set: TrainingSet):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from schemas.errors import ConfigError
-from schemas.output import Decision, ModelOutput
+from schemas.output import Decision, ModelOutput, read_calibrations
 from schemas.score import score_json_schema, score_row_schema
 from tests.support.scoring import make_spec
 
@@ -132,3 +132,37 @@ def test_the_published_schema_has_the_words_and_says_when():
         "description": "How risky. By `answer`: low, from 0.3 on some, from 0.7 on high.",
     }
     assert score_row_schema(spec).names == list(score_json_schema(spec)["properties"])
+
+
+def test_a_calibration_is_straight_between_its_points_and_level_beyond():
+    points = [[0.2, 0.1], [0.4, 0.5], [0.8, 0.5]]
+    table = read_calibrations({"answer": points}, [output()], where="model delay")["answer"]
+
+    calibrated = table.apply(np.array([-5.0, 0.2, 0.3, 0.4, 0.6, 5.0, NAN]))
+    np.testing.assert_allclose(calibrated, [0.1, 0.1, 0.3, 0.5, 0.5, 0.5, NAN])
+    assert table.apply(np.empty(0)).tolist() == []
+    assert read_calibrations(None, [output()], where="model delay") == {}
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        ("much", r"`calibration` is 'much', expected points by column, of \['answer'\], .*; correct the card"),
+        ({"other": [[0, 0], [1, 1]]}, r"`calibration` is {'other': .*}, expected points by column"),
+        ({"grade": [[0, 0], [1, 1]]}, r"expected points by column, of \['answer'\], which are numbers from FP32"),
+        ({"answer": []}, r"calibration of answer: got \[\], expected two or more points"),
+        ({"answer": [[0, 0]]}, r"expected two or more points"),
+        ({"answer": [[0, 0, 0], [1, 1, 1]]}, r"expected two or more points"),
+        ({"answer": [[0, 0], [1]]}, r"expected two or more points"),
+        ({"answer": [[0, 0], [1, None]]}, r"expected two or more points"),
+        ({"answer": [[0, 0], [1, INF]]}, r"expected two or more points \[answered, calibrated\], finite"),
+        ({"answer": {"0": 0}}, r"expected two or more points"),
+        ({"answer": [[0, 0], [0, 1]]}, r"expected the first to rise and the second never to fall"),
+        ({"answer": [[0, 1], [1, 0]]}, r"expected the first to rise and the second never to fall"),
+        ({"answer": [[0, 0], [1, 1.5]]}, r"`answer` is 1.5, expected a finite number within \[0, 1\]; correct"),
+    ],
+)
+def test_a_calibration_that_is_none_is_refused(document: Any, message: str):
+    outputs = [output(minimum=0, maximum=1), output(column="grade", type="integer")]
+    with pytest.raises(ConfigError, match=message):
+        read_calibrations(document, outputs, where="model delay version 3")
