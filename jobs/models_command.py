@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from jobs.application import load_application
+from jobs.models_bench import bench
 from jobs.models_rollout import add_commands
 from jobs.settings import Settings
 from offline.card import read_card, versions
@@ -80,3 +81,4 @@ def fetch(*, repository: Repository = None) -> None:
 
 
 add_commands(app)
+app.command()(bench)

@@ -42,7 +42,7 @@ Tolerance = Annotated[float, typer.Option(help="Largest |difference| from the go
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Place:
+class Place:
     """A model of the application, and where it runs.
 
     Attributes:
@@ -86,7 +86,7 @@ def load(*, model: Model, version: Version, as_json: AsJson = False) -> None:
     Where there is a rollout, versions that it does not use are unloaded. Nothing is scored by it yet:
     `shadow` and `canary` begin that.
     """
-    place = _place(model, is_light_too=True)
+    place = find_place(model, is_light_too=True)
     card, started = place.card(version), time.perf_counter()
     repository = place.settings.model_repository
     loaded = write_config(repository, place.spec, loaded=[version, *_in_use(place)])
@@ -109,7 +109,7 @@ def compare(*, model: Model, version: Version, tolerance: Tolerance = TOLERANCE,
 
     The exit code is 1 where it is off by more than the tolerance.
     """
-    place = _place(model, is_light_too=True)
+    place = find_place(model, is_light_too=True)
     card = place.card(version)
     off = asyncio.run(_differences(place, card))
     is_within = all(each <= tolerance for each in off.values())
@@ -144,7 +144,7 @@ def shadow(
 ) -> None:
     """Have a version score beside the champion; what it answers is compared, and never published."""
     limits = _limits(window, min_rows, max_failures, max_slowdown, max_drift)
-    place = _place(model)
+    place = find_place(model)
     candidate = _seen_to_answer(place, version, tolerance)
     _change(
         place,
@@ -179,7 +179,7 @@ def canary(
     It is promoted after the last step, and rolled back by itself where it fails, is slow, or scores otherwise.
     """
     limits = _limits(window, min_rows, max_failures, max_slowdown, max_drift)
-    place = _place(model)
+    place = find_place(model)
     candidate = _seen_to_answer(place, version, tolerance)
     _change(
         place,
@@ -200,7 +200,7 @@ def canary(
 
 def promote_(*, model: Model, reason: Reason = "asked for", as_json: AsJson = False) -> None:
     """Make the candidate in shadow or canary the champion now; it is watched for one window more."""
-    place = _place(model)
+    place = find_place(model)
 
     def decide(view: View) -> Entry:
         entry = _state(place, view)
@@ -212,7 +212,7 @@ def promote_(*, model: Model, reason: Reason = "asked for", as_json: AsJson = Fa
 
 def rollback(*, model: Model, reason: Reason = "asked for", as_json: AsJson = False) -> None:
     """Drop the candidate, or take back a champion that is still being watched."""
-    place = _place(model)
+    place = find_place(model)
 
     def decide(view: View) -> Entry:
         entry = _state(place, view)
@@ -223,7 +223,7 @@ def rollback(*, model: Model, reason: Reason = "asked for", as_json: AsJson = Fa
 
 def status(*, model: Model, as_json: AsJson = False) -> None:
     """Show which version scores whom, why, and what each has done since this step began."""
-    place = _place(model)
+    place = find_place(model)
     with place.log() as log:
         view = log.read()
     _show(place, _state(place, view), view, as_json=as_json)
@@ -237,17 +237,22 @@ def add_commands(app: typer.Typer) -> None:
         app.command(name)(command)
 
 
-def _place(model: str, *, is_light_too: bool = False) -> _Place:
+def find_place(model: str, *, is_light_too: bool = False) -> Place:
+    """Find a model of the application.
+
+    Raises:
+        ConfigError: The application has none of that name.
+    """
     settings = Settings.from_environment(os.environ)
     application = load_application(settings.application)
     known = application.served_models if is_light_too else application.models
     if model not in known:
         msg = f"model {model!r} is not served by {application.module}, expected one of {sorted(known)}"
         raise ConfigError(msg)
-    return _Place(settings=settings, spec=known[model], is_light=model not in application.models)
+    return Place(settings=settings, spec=known[model], is_light=model not in application.models)
 
 
-def _in_use(place: _Place) -> list[int]:
+def _in_use(place: Place) -> list[int]:
     """Versions that may score: those of the rollout, or all that are loaded where there is none (light models)."""
     if place.is_light:
         return loaded_versions(place.settings.model_repository, place.spec.name)
@@ -269,7 +274,7 @@ def _limits(window: str, min_rows: int, max_failures: float, max_slowdown: float
     )
 
 
-def _seen_to_answer(place: _Place, version: int, tolerance: float) -> ModelCard:
+def _seen_to_answer(place: Place, version: int, tolerance: float) -> ModelCard:
     """See that a version is loaded, and answers as its card says, before it scores anybody."""
     card = place.card(version)
     off = asyncio.run(_differences(place, card))
@@ -278,13 +283,13 @@ def _seen_to_answer(place: _Place, version: int, tolerance: float) -> ModelCard:
     return card
 
 
-async def _differences(place: _Place, card: ModelCard) -> dict[str, float]:
+async def _differences(place: Place, card: ModelCard) -> dict[str, float]:
     async with place.server(card) as server:
         await server.attach()
         return await server.differences(card.golden_rows)
 
 
-def _off(place: _Place, version: int, off: dict[str, float], tolerance: float) -> InferenceError:
+def _off(place: Place, version: int, off: dict[str, float], tolerance: float) -> InferenceError:
     msg = (
         f"model {place.spec.name} version {version} answers the golden rows of its card off by {off}, expected at "
         f"most {tolerance:g}; see whether the server runs the file that the card was made with"
@@ -292,7 +297,7 @@ def _off(place: _Place, version: int, off: dict[str, float], tolerance: float) -
     return InferenceError(msg)
 
 
-def _state(place: _Place, view: View) -> Entry:
+def _state(place: Place, view: View) -> Entry:
     if view.entry is None:
         msg = (
             f"the rollout of model {place.spec.name} has no state on topic {place.spec.rollout_topic}, expected a "
@@ -303,7 +308,7 @@ def _state(place: _Place, view: View) -> Entry:
     return view.entry
 
 
-def _change(place: _Place, decide: Callable[[View], Entry], *, as_json: bool) -> None:
+def _change(place: Place, decide: Callable[[View], Entry], *, as_json: bool) -> None:
     with place.log() as log:
         made = log.change(decide)
         if made is None:
@@ -311,7 +316,7 @@ def _change(place: _Place, decide: Callable[[View], Entry], *, as_json: bool) ->
         _show(place, made, View(n_bins=count_bins(place.spec.outputs[0]), entry=made), as_json=as_json)
 
 
-def _show(place: _Place, entry: Entry, view: View, *, as_json: bool) -> None:
+def _show(place: Place, entry: Entry, view: View, *, as_json: bool) -> None:
     state = entry.state
     named = {"champion": state.champion, "candidate": state.candidate, "previous": state.previous}
     document: dict[str, Any] = {

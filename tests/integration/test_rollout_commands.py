@@ -97,6 +97,17 @@ def test_a_version_goes_from_its_file_to_champion_and_back(rig: Rig) -> None:
     assert shown["generation"] == 5
 
 
+def test_requests_are_measured_on_what_is_loaded_and_answers_right(rig: Rig) -> None:
+    with pytest.raises(ConfigError, match=r"version 2 .* is not loaded, expected it loaded and warm; run `headrace"):
+        rig.run("bench")
+    rig.run("load", "2")
+    measured = rig.run("bench", "--rounds", "1")
+    pairs = {(pair["rows"], pair["in_flight"]) for pair in measured["pairs"]}
+    assert (measured["version"], len(pairs)) == (2, 5 * 4)
+    assert {(64, 1), (1_024, 8)} < pairs
+    assert measured["chosen"] in measured["pairs"]
+
+
 def test_what_no_rollout_uses_is_unloaded_and_stays_so(rig: Rig) -> None:
     for version in (3, 4):
         write_model_version(rig.repository, rig.spec, version, GOOD)
