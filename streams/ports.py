@@ -6,6 +6,7 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from schemas.view import FeatureView
@@ -48,23 +49,21 @@ class RecordLog(Protocol):
         ...
 
 
-class OnlineFeatures(Protocol):
-    """The newest feature row of one entity, as a reader sees it."""
+@dataclass(frozen=True, kw_only=True)
+class OnlineColumns:
+    """The newest feature rows of a view's entities, as columns of the rows that there are.
 
-    @property
-    def status(self) -> str:
-        """``present``, ``stale``, ``empty`` (its windows have run empty) or ``missing``."""
-        ...
+    Attributes:
+        row_of: ``(n_keys,)`` int32, which row is that of each key asked for; null where there is none.
+        event_time_us: ``(n_rows,)`` event times.
+        is_empty: ``(n_rows,)`` whether the windows of the row have run empty.
+        features: ``(n_rows,)`` values of each feature by its name.
+    """
 
-    @property
-    def features(self) -> Mapping[str, Any]:
-        """Feature values by name; empty when missing."""
-        ...
-
-    @property
-    def event_time_us(self) -> int | None:
-        """Event time of the row; None when missing."""
-        ...
+    row_of: pa.Array
+    event_time_us: Sequence[int]
+    is_empty: Sequence[bool]
+    features: Mapping[str, Sequence[Any]]
 
 
 class EpochWriter(Protocol):
@@ -96,17 +95,16 @@ class EpochWriter(Protocol):
 class OnlineReader(Protocol):
     """Reads the newest feature rows of entities from the online store."""
 
-    async def read_many(
-        self, requests: Sequence[tuple[FeatureView, Sequence[str | int]]], *, now_us: int
-    ) -> Sequence[Sequence[OnlineFeatures]]:
+    async def read_columns(
+        self, requests: Sequence[tuple[FeatureView, Sequence[str | int]]]
+    ) -> Sequence[OnlineColumns]:
         """Read several views for several entity keys in one round trip.
 
         Args:
             requests: Views, each with the entity keys to read.
-            now_us: The time that ages are counted to.
 
         Returns:
-            For each request its values, in the order of its keys. A row of another version or definition is missing.
+            For each request its rows. One of another version or definition is none.
 
         Raises:
             SinkUnavailableError: The store does not answer; the read may be tried again.

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +12,7 @@ from schemas.model import ModelSpec, ViewReference
 from schemas.row import TIMESTAMP
 from schemas.score import InputStatus
 from schemas.view import FeatureView
-from streams.ports import OnlineFeatures
+from streams.ports import OnlineColumns
 
 _USABLE = (str(InputStatus.PRESENT), str(InputStatus.EMPTY))
 _TO_COME = pa.array([str(InputStatus.MISSING), str(InputStatus.STALE)])
@@ -93,7 +92,7 @@ def plan_lookups(
 
 
 def resolve_lookup(
-    spec: ModelSpec, reference: ViewReference, *, plan: LookupPlan, answers: Sequence[OnlineFeatures], time_us: pa.Array
+    spec: ModelSpec, reference: ViewReference, *, plan: LookupPlan, answer: OnlineColumns, time_us: pa.Array
 ) -> ViewValues:
     """Lay what was read beside the rows that asked for it, and withhold what they must not see.
 
@@ -101,14 +100,12 @@ def resolve_lookup(
         spec: The model.
         reference: The view.
         plan: What was asked.
-        answers: The answers, one for each of ``plan.keys``.
+        answer: The rows of ``plan.keys``.
         time_us: ``(n_rows,)`` int64 event times of the rows.
     """
-    event_us = _taken([answer.event_time_us for answer in answers], pa.int64(), plan.positions)
-    is_empty = pc.fill_null(
-        _taken([answer.status == InputStatus.EMPTY for answer in answers], pa.bool_(), plan.positions),
-        fill_value=False,
-    )
+    at = answer.row_of.take(plan.positions)
+    event_us = pa.array(answer.event_time_us, pa.int64()).take(at)
+    is_empty = pc.fill_null(pa.array(answer.is_empty, pa.bool_()).take(at), fill_value=False)
     age_us = pc.subtract(time_us, event_us)
     limits = [limit for limit in (spec.max_age_us, plan.view.ttl_us) if limit is not None]
     is_stale = pc.greater(age_us, min(limits)) if limits else pa.repeat(pa.scalar(value=False), len(time_us))
@@ -127,11 +124,7 @@ def resolve_lookup(
     features = {
         item.feature: pc.if_else(
             is_usable,
-            _taken(
-                [answer.features.get(item.feature) for answer in answers],
-                types.field(item.feature).type,
-                plan.positions,
-            ),
+            pa.array(answer.features[item.feature], types.field(item.feature).type).take(at),
             None,
         )
         for item in spec.inputs_of(reference)
@@ -148,10 +141,6 @@ def of_trigger(spec: ModelSpec, rows: pa.Table) -> ViewValues:
         age_ms=pa.array(np.zeros(n_rows, dtype=np.int64)),
         features={item.feature: rows[item.feature].combine_chunks() for item in spec.inputs_of(spec.trigger)},
     )
-
-
-def _taken(values: Sequence[Any], arrow: pa.DataType, positions: pa.Array) -> pa.Array:
-    return pa.array(values, arrow).take(positions)
 
 
 def _whole_ms(age_us: pa.Array) -> pa.Array:

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -140,13 +140,10 @@ class VectorReader:
         """Read what the model looks up, all views in one round trip."""
         plans = plan_lookups(self._spec, rows, views=self._views)
         time_us = rows["event_time"].combine_chunks().cast(pa.int64())
-        answers: Sequence[Sequence[Any]] = [()] * len(plans)
-        if any(plan.keys for plan in plans.values()):
-            requests = [(plan.view, plan.keys) for plan in plans.values()]
-            answers = await self._reader.read_many(requests, now_us=pc.max(time_us).as_py())
+        answers = await self._reader.read_columns([(plan.view, plan.keys) for plan in plans.values()])
         values = {self._spec.trigger: of_trigger(self._spec, rows)}
         for (reference, plan), answer in zip(plans.items(), answers, strict=True):
-            values[reference] = resolve_lookup(self._spec, reference, plan=plan, answers=answer, time_us=time_us)
+            values[reference] = resolve_lookup(self._spec, reference, plan=plan, answer=answer, time_us=time_us)
         return values
 
 

@@ -12,6 +12,7 @@ import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import islice
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -19,7 +20,8 @@ import pyarrow as pa
 
 from schemas.row import Pane
 from schemas.view import FeatureView
-from streams.sinks.packing import UnpackedValue, pack_rows, packing_of, unpack_value
+from streams.ports import OnlineColumns
+from streams.sinks.packing import UnpackedValue, pack_rows, packing_of, unpack_columns, unpack_value
 from streams.sinks.pseudonym import NO_PSEUDONYMS, Pseudonyms
 from streams.sinks.redis_client import RedisClient
 from streams.sinks.rows import check_rows, newest_rows
@@ -278,6 +280,17 @@ class OnlineReader(_Connected):
             [_online_value(next(stored), view=view, entity=entity, now_us=now_us) for entity in entities]
             for view, entities in asked
         ]
+
+    async def read_columns(self, requests: Sequence[tuple[FeatureView, Sequence[str | int]]]) -> list[OnlineColumns]:
+        """Read several views' values as columns, all in one round trip; see :class:`streams.ports.OnlineReader`.
+
+        Raises:
+            SinkRejectedError: Redis refused the read.
+            SinkUnavailableError: Redis does not answer.
+        """
+        asked = [(view, self._keys(view, entities)) for view, entities in requests]
+        stored = iter(await self._client.get_many([key for _, keys in asked for key in keys]))
+        return [unpack_columns(list(islice(stored, len(keys))), view=view) for view, keys in asked]
 
 
 def status_of(value: UnpackedValue, *, ttl_us: int | None, now_us: int) -> Status:

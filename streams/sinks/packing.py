@@ -12,16 +12,19 @@ stand for what is personal (:mod:`streams.sinks.pseudonym`) the format is "h".
 """
 
 import io
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final, Self
 
+import numpy as np
 import orjson
 import polars as pl
 import pyarrow as pa
 
 from schemas.row import Pane
 from schemas.view import FeatureView
+from streams.ports import OnlineColumns
 from streams.sinks.rows import ORDER_COLUMNS
 
 _FORMATS: Final = {"plain": "1", "hash": "h"}
@@ -144,4 +147,24 @@ def unpack_value(value: bytes, *, view: FeatureView) -> UnpackedValue | None:
         watermark_us=watermark_us,
         broker_time_us=broker_time_us,
         features={name: packed[place] for name, place in packing.features},
+    )
+
+
+def unpack_columns(values: Sequence[bytes | None], *, view: FeatureView) -> OnlineColumns:
+    """Unpack values into columns: one by one it takes six times as long.
+
+    Args:
+        values: Values as they are stored; None where there is none.
+        view: The view; what another definition or format packed is none.
+    """
+    packing = packing_of(view)
+    ours = [None if value is None or value[ORDER_END:TAG_END] != packing.tag else value[TAG_END:] for value in values]
+    is_ours = np.array([value is not None for value in ours], dtype=np.bool_)
+    packed = orjson.loads(b"[%b]" % b",".join(filter(None, ours)))
+    columns = list(zip(*packed, strict=True)) or [()] * len(packing.columns)
+    return OnlineColumns(
+        row_of=pa.array(np.cumsum(is_ours, dtype=np.int32) - 1, mask=~is_ours),
+        event_time_us=columns[0],
+        is_empty=[pane == Pane.EMPTY.value for pane in columns[1]],
+        features={name: columns[place] for name, place in packing.features},
     )

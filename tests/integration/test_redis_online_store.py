@@ -281,6 +281,20 @@ class TestRoundTrips:
     async def test_nothing_asked_is_no_call(self) -> None:
         async with OnlineReader("redis://127.0.0.1:1/0") as reader:
             assert await reader.read_many([(VIEW, [])], now_us=T0_US) == [[]]
+            (nothing,) = await reader.read_columns([(VIEW, [])])
+            assert (len(nothing.row_of), nothing.is_empty) == (0, [])
+
+    async def test_columns_of_many_views_and_entities_are_one_call(
+        self, writer: OnlineWriter, reader: OnlineReader, raw: Any
+    ) -> None:
+        await writer.write(make_rows(COUNTS, [{"user_id": f"u{i}", "n": i} for i in range(100)]), view=COUNTS)
+        await writer.write(make_rows(VIEW, [{"user_id": "u3", "clicks_5m": 8, "pane": "EMPTY"}]), view=VIEW)
+        await raw.config_resetstat()
+        counts, clicks = await reader.read_columns([(COUNTS, ["u101", "u7", "u9"]), (VIEW, ["u3", "u4"])])
+        assert (await raw.info("commandstats"))["cmdstat_mget"]["calls"] == 1
+        assert (counts.row_of.to_pylist(), list(counts.features["n"])) == ([None, 0, 1], [7, 9])
+        assert (clicks.row_of.to_pylist(), list(clicks.features["clicks_5m"])) == ([0, None], [8])
+        assert (counts.is_empty, clicks.is_empty) == ([False, False], [True])
 
     async def test_a_batch_is_a_few_script_calls_and_one_set_for_each_entity(
         self, writer: OnlineWriter, raw: Any

@@ -22,7 +22,7 @@ from streams.inference.guard import GuardedModel
 from streams.inference.scorer import Scorer
 from streams.inference.served_model import ServedModel
 from streams.inference.vector import VectorReader
-from streams.ports import Inference, ModelServer, Recovery
+from streams.ports import Inference, ModelServer, OnlineColumns, Recovery
 from tests.support.feature_rows import T0_US, make_rows
 
 MINUTE_US = 60_000_000
@@ -181,12 +181,9 @@ def make_triggers(*rows: Mapping[str, Any], view: FeatureView = TRIPS) -> pa.Tab
 class FakeFeatures:
     """One answer of :class:`FakeReader`."""
 
-    status: str = "present"
     features: Mapping[str, Any] = field(default_factory=dict)
-    event_time_us: int | None = T0_US
-
-
-MISSING = FakeFeatures(status="missing", event_time_us=None)
+    event_time_us: int = T0_US
+    is_empty: bool = False
 
 
 class FakeReader:
@@ -199,13 +196,22 @@ class FakeReader:
         self.failures = list(failures)
         self.calls: list[list[tuple[str, list[str | int]]]] = []
 
-    async def read_many(
-        self, requests: Sequence[tuple[FeatureView, Sequence[str | int]]], *, now_us: int
-    ) -> list[list[FakeFeatures]]:
+    async def read_columns(self, requests: Sequence[tuple[FeatureView, Sequence[str | int]]]) -> list[OnlineColumns]:
         self.calls.append([(view.name, list(keys)) for view, keys in requests])
         if self.failures:
             raise self.failures.pop(0)
-        return [[self.stored.get((view.name, key), MISSING) for key in keys] for view, keys in requests]
+        return [_columns(view, [self.stored.get((view.name, key)) for key in keys]) for view, keys in requests]
+
+
+def _columns(view: FeatureView, stored: Sequence[FakeFeatures | None]) -> OnlineColumns:
+    rows = [row for row in stored if row is not None]
+    number = iter(range(len(rows)))
+    return OnlineColumns(
+        row_of=pa.array([None if row is None else next(number) for row in stored], pa.int32()),
+        event_time_us=[row.event_time_us for row in rows],
+        is_empty=[row.is_empty for row in rows],
+        features={name: [row.features.get(name) for row in rows] for name in view.definitions},
+    )
 
 
 def by_distance(features: NDArray[np.float32]) -> Inference:

@@ -258,7 +258,7 @@ async def test_a_value_older_than_the_model_or_its_view_accepts_is_not_used(
 async def test_an_entity_whose_windows_have_run_empty_counts_as_read_however_old():
     stored = STORED | {
         ("carrier_trips", "AA"): FakeFeatures(
-            status="empty", features={"last_delay": 5.0, "trips_1h": 0}, event_time_us=T0_US - 10 * MINUTE_US
+            is_empty=True, features={"last_delay": 5.0, "trips_1h": 0}, event_time_us=T0_US - 10 * MINUTE_US
         )
     }
     spec, model = make_spec(max_age="1m"), FakeModel()
@@ -338,9 +338,9 @@ async def test_an_event_that_says_it_is_to_come_holds_nobody_up_for_longer():
     ("row", "stored"),
     [
         ({"tail_number": None}, {}),
-        ({}, {("aircraft_trips", "N1"): FakeFeatures(status="empty", features={"last_delay": None})}),
+        ({}, {("aircraft_trips", "N1"): FakeFeatures(is_empty=True, features={"last_delay": None})}),
         ({}, {("aircraft_trips", "N1"): FakeFeatures(features={"last_delay": 1.0}, event_time_us=T0_US + MINUTE_US)}),
-        ({"broker_time": NOW_US - MINUTE_US}, {("aircraft_trips", "N1"): FakeFeatures(status="missing")}),
+        ({"broker_time": NOW_US - MINUTE_US, "tail_number": "N2"}, {}),
     ],
     ids=["asks for nothing", "empty", "ahead", "its deadline is over"],
 )

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from schemas.aggregation import count, mean
 from schemas.row import Pane
-from streams.sinks.packing import pack_rows, unpack_value
+from streams.sinks.packing import pack_rows, unpack_columns, unpack_value
 from streams.sinks.rows import ORDER_COLUMNS
 from tests.support.feature_rows import T0_US, make_rows, make_view
 
@@ -107,6 +107,32 @@ def test_features_are_told_apart_by_name_whatever_order_they_are_defined_in() ->
     value = unpack_value(packed, view=second)
     assert value is not None
     assert value.features == {"a": 4, "b": 0.5}
+
+
+STORED = st.none() | st.sampled_from([b"", b"7", b"\xff" * 100]) | st.tuples(FEATURES, st.sampled_from(list(Pane)))
+
+
+@settings(deadline=None)
+@given(stored=st.lists(STORED, max_size=6))
+def test_columns_hold_what_values_hold_one_by_one(stored: list[Any]) -> None:
+    values = [
+        pack_rows(make_rows(VIEW, [given[0] | {"pane": str(given[1])}]), view=VIEW)[0]
+        if isinstance(given, tuple)
+        else given
+        for given in stored
+    ]
+    columns = unpack_columns(values, view=VIEW)
+    rows = columns.row_of.to_pylist()
+    for value, row in zip(values, rows, strict=True):
+        expected = None if value is None else unpack_value(value, view=VIEW)
+        assert (row is None) == (expected is None)
+        if expected is not None:
+            assert columns.event_time_us[row] == expected.event_time_us
+            assert columns.is_empty[row] == (expected.pane is Pane.EMPTY)
+            found = {name: spell(column[row]) for name, column in columns.features.items()}
+            assert found == {name: spell(value) for name, value in expected.features.items()}
+    assert [row for row in rows if row is not None] == list(range(len(columns.is_empty)))
+    assert set(columns.features) == set(VIEW.definitions)
 
 
 def test_chunked_columns_are_packed_in_order() -> None:
