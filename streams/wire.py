@@ -12,8 +12,7 @@ import pyarrow as pa
 import pyarrow.json
 
 from schemas.errors import DecodeError
-
-_RFC3339 = "%Y-%m-%dT%H:%M:%S%.6fZ"
+from schemas.text_time import text_times
 
 
 def encode_rows(rows: pa.Table) -> list[bytes]:
@@ -25,13 +24,13 @@ def encode_lines(rows: pa.Table) -> bytes:
     """Encode each row as one JSON object on a line of its own."""
     if not rows.num_rows:
         return b""
-    frame = pl.from_arrow(rows)
+    columns = [text_times(c.combine_chunks()) if pa.types.is_timestamp(c.type) else c for c in rows.columns]
+    frame = pl.from_arrow(pa.table(columns, names=rows.column_names))
     if not isinstance(frame, pl.DataFrame):
         msg = f"expected a table, got {type(rows).__name__}"
         raise TypeError(msg)
-    times = [name for name, dtype in frame.schema.items() if isinstance(dtype, pl.Datetime)]
     buffer = io.BytesIO()
-    frame.with_columns(pl.col(times).dt.strftime(_RFC3339)).write_ndjson(buffer)
+    frame.write_ndjson(buffer)
     return buffer.getvalue()
 
 
