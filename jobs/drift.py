@@ -17,10 +17,12 @@ from rich.table import Table
 
 from jobs.application import load_application
 from jobs.backfill import moment_us
+from jobs.drift_scores import ScoreWindow, read_score_windows
 from jobs.metrics_file import write_metrics_file
+from jobs.reach import reach_kafka
 from jobs.settings import Settings
 from offline.card import ModelCard, read_card, read_profile, versions
-from offline.drift import Drift, Verdict, judge_inputs
+from offline.drift import Drift, Verdict, judge_inputs, low_confidence_share
 from offline.model_input import as_of_rows, join_inputs, matrix_without_defaults
 from offline.profile import TrainingProfile
 from schemas.errors import ConfigError
@@ -67,6 +69,12 @@ def drift(
     version: Annotated[
         int | None, typer.Option(min=1, help="Version whose training to compare with.", show_default="the newest")
     ] = None,
+    scores: Annotated[
+        bool, typer.Option("--scores", help="Compare the scores on the model's topic with its answers in training too.")
+    ] = False,
+    confidence: Annotated[
+        float, typer.Option(min=0.5, max=1.0, help="Probability of the likelier side below which confidence is low.")
+    ] = 0.6,
     metrics_file: Annotated[
         Path | None,
         typer.Option(help="Write metrics here, for the textfile collector of Prometheus' node exporter."),
@@ -77,7 +85,8 @@ def drift(
 
     The inputs are those of the offline store, joined as for training: what the online store would have answered at the
     event's time. Drift is a population stability index (PSI) of 0.2 or more, or of 0.1 or more where Kolmogorov-Smirnov
-    has p < 0.05 too. Windows with too few rows are not judged. Exit code 3 where an input has drifted, 1 where no
+    has p < 0.05 too. Windows with too few rows are not judged. With `--scores` what the version has answered is
+    compared with its answers to the rows that it was measured on. Exit code 3 where anything has drifted, 1 where no
     window has been judged.
     """
     settings = Settings.from_environment(os.environ)
@@ -97,7 +106,14 @@ def drift(
     if until_us is not None and until_us <= since_us:
         msg = f"`--from` is {format_rfc3339(since_us)} and `--to` is {to}, expected the earlier one first"
         raise ConfigError(msg)
+    if scores and not profile.outputs:
+        msg = (
+            f"the profile of {model} version {card.version} has no answers, expected some of each output; "
+            f"train it anew (`headrace train --version {card.version}`), or leave `--scores` out"
+        )
+        raise ConfigError(msg)
     settings.check_delta()
+    brokers = settings.address("kafka") if scores else None
     found = read_windows(
         spec,
         profile,
@@ -108,13 +124,29 @@ def drift(
         width_us=width_us,
         storage_options=settings.delta_options,
     )
+    answered: list[ScoreWindow] = []
+    if brokers is not None:
+        reach_kafka(brokers)
+        answered = read_score_windows(
+            brokers,
+            spec,
+            card,
+            profile.outputs,
+            since_us=since_us,
+            until_us=until_us,
+            width_us=width_us,
+            confidence=confidence,
+        )
     if metrics_file is not None and found:
-        _write_metrics(metrics_file, card, found)
+        _write_metrics(metrics_file, card, found, answered)
     if as_json:
-        typer.echo(json.dumps(_document(spec, card, profile, found), indent=2))
+        typer.echo(json.dumps(_document(spec, card, profile, found, answered), indent=2))
     elif found:
         _print(card, profile, found)
+    if answered and not as_json:
+        _print_scores(profile, answered, confidence=confidence)
     verdicts = {each.verdict for part in found for each in part.inputs.values()}
+    verdicts |= {each.verdict for part in answered for each in part.outputs.values()}
     if verdicts <= {Verdict.TOO_FEW_ROWS}:
         since = format_rfc3339(since_us)
         typer.echo(
@@ -206,7 +238,13 @@ def _default_share(spec: ModelSpec, name: str, missing_share: float | None) -> f
     return missing_share if item.default is not None else 0.0
 
 
-def _document(spec: ModelSpec, card: ModelCard, profile: TrainingProfile, found: Sequence[Window]) -> dict[str, Any]:
+def _document(
+    spec: ModelSpec,
+    card: ModelCard,
+    profile: TrainingProfile,
+    found: Sequence[Window],
+    answered: Sequence[ScoreWindow],
+) -> dict[str, Any]:
     return {
         "model": card.name,
         "version": card.version,
@@ -229,6 +267,14 @@ def _document(spec: ModelSpec, card: ModelCard, profile: TrainingProfile, found:
                 },
             }
             for part in found
+        ],
+        "scores": [
+            {
+                "start": format_rfc3339(part.start_us),
+                "end": format_rfc3339(part.end_us),
+                **{name: value for name, value in asdict(part).items() if name not in ("start_us", "end_us")},
+            }
+            for part in answered
         ],
     }
 
@@ -263,11 +309,39 @@ def _print(card: ModelCard, profile: TrainingProfile, found: Sequence[Window]) -
     )
 
 
+def _print_scores(profile: TrainingProfile, answered: Sequence[ScoreWindow], *, confidence: float) -> None:
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    titles = ("PSI", "KS", "p", "median", "trained", "low confidence", "trained", "fallback", "incomplete")
+    for title in ("output", "window", "scores", *titles):
+        table.add_column(title, justify="left" if title in ("output", "window") else "right", no_wrap=True)
+    for part in answered:
+        for name, each in part.outputs.items():
+            kept = profile.outputs[name]
+            low, trained_low = part.low_confidence_shares.get(name), None
+            if low is not None:
+                trained_low = low_confidence_share(np.repeat(kept.values, kept.counts), confidence)
+            color = "bold red" if each.verdict is Verdict.DRIFT else "default"
+            table.add_row(
+                f"[{color}]{name}[/]",
+                format_rfc3339(part.start_us)[:16],
+                f"{part.rows:,}",
+                *(_number(number) for number in (each.psi, each.ks, each.p_value, each.median, kept.median)),
+                *(_share(share) for share in (low, trained_low, part.fallback_share, part.incomplete_share)),
+            )
+    console = Console(highlight=False)
+    console.width = max(console.width, 150)
+    console.print(table)
+
+
+def _share(share: float | None) -> str:
+    return "" if share is None else f"{share:.1%}"
+
+
 def _number(number: float | None) -> str:
     return "" if number is None else f"{number:,.3g}"
 
 
-def _write_metrics(path: Path, card: ModelCard, found: Sequence[Window]) -> None:
+def _write_metrics(path: Path, card: ModelCard, found: Sequence[Window], answered: Sequence[ScoreWindow]) -> None:
     judged = [part for part in found if any(each.psi is not None for each in part.inputs.values())]
     newest = (judged or found)[-1]
     registry = CollectorRegistry()
@@ -287,6 +361,16 @@ def _write_metrics(path: Path, card: ModelCard, found: Sequence[Window]) -> None
         for statistic, shown in of_input.items():
             if (number := getattr(each, statistic)) is not None:
                 shown.labels(*at, name).set(number)
+    output_psi = gauge("output_psi", "Population stability index of scores, in their newest window judged", "output")
+    low_confidence = gauge("low_confidence_ratio", "Share of scores of low confidence", "output")
+    scored = [part for part in answered if any(each.psi is not None for each in part.outputs.values())]
+    for part in scored[-1:]:
+        for name, each in part.outputs.items():
+            if each.psi is not None:
+                output_psi.labels(*at, name).set(each.psi)
+        for name, share in part.low_confidence_shares.items():
+            if share is not None:
+                low_confidence.labels(*at, name).set(share)
     gauge("window_rows", "Rows of that window").labels(*at).set(newest.rows)
     gauge("window_end_timestamp_seconds", "End of that window, in event time").labels(*at).set(newest.end_us / 1e6)
     gauge("checked_timestamp_seconds", "When drift was checked").labels(*at).set_to_current_time()

@@ -1,6 +1,6 @@
-"""Drift of a model's inputs: are their values still distributed as in training?
+"""Drift of a model's inputs and answers: are their values still distributed as in training?
 
-Two statistics for each input and window, after the profile that training kept (:mod:`offline.profile`):
+Two statistics for each input, or output, and window, after the profile that training kept (:mod:`offline.profile`):
 
 - PSI, the population stability index: sum of ``(p - q) ln(p / q)`` over bins, *p* being the shares now and *q* those in
   training. Bins are the values of a discrete input, else the deciles of training; further ones are for what training
@@ -114,6 +114,21 @@ def judge_input(profile: FeatureProfile, values: NDArray[np.floating[Any]], *, n
         missing_share=missing_share,
         median=median,
     )
+
+
+def low_confidence_share(probabilities: NDArray[np.floating[Any]], confidence: float) -> float | None:
+    """Share of answers that are hardly more sure than a coin: the likelier side has less than ``confidence``.
+
+    Args:
+        probabilities: ``(n_rows,)`` probability of one of two sides, 0 to 1.
+        confidence: 0.5 to 1.
+
+    Returns:
+        None of no rows.
+    """
+    if not len(probabilities):
+        return None
+    return float((np.maximum(probabilities, 1 - probabilities) < confidence).mean())
 
 
 def ks_p_value(distance: float, n: int, m: int) -> float:

@@ -7,7 +7,7 @@ those of the rows themselves, so that shares up to a kept value are exact.
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -63,18 +63,22 @@ class TrainingProfile:
         since: Event time of its first row, RFC 3339.
         until: Event time of its last row, RFC 3339.
         features: Profile by input name (``view.feature``).
+        outputs: Profile of the answers to the rows that it was measured on, calibrated, by output column; none where it
+            was trained by an earlier release.
     """
 
     since: str
     until: str
     features: Mapping[str, FeatureProfile]
+    outputs: Mapping[str, FeatureProfile] = field(default_factory=dict)
 
     def to_json(self) -> bytes:
         """The profile as it stands in its file."""
         document = {
             "since": self.since,
             "until": self.until,
-            "features": {name: asdict(feature) for name, feature in self.features.items()},
+            "features": {name: asdict(kept) for name, kept in self.features.items()},
+            "outputs": {name: asdict(kept) for name, kept in self.outputs.items()},
         }
         return json.dumps(document).encode() + b"\n"
 
@@ -92,19 +96,23 @@ class TrainingProfile:
         """
         try:
             document: dict[str, Any] = json.loads(content)
-            features = {
-                name: FeatureProfile(
-                    values=tuple(kept["values"]),
-                    counts=tuple(kept["counts"]),
-                    missing=kept["missing"],
-                    is_discrete=kept["is_discrete"],
-                )
-                for name, kept in document["features"].items()
-            }
-            return cls(since=document["since"], until=document["until"], features=features)
+            features, outputs = (_read(document[part]) for part in ("features", "outputs"))
+            return cls(since=document["since"], until=document["until"], features=features, outputs=outputs)
         except (KeyError, TypeError, AttributeError) as exc:
             msg = f"{type(exc).__name__}: {exc}"
             raise ValueError(msg) from exc
+
+
+def _read(profiles: Mapping[str, Any]) -> dict[str, FeatureProfile]:
+    return {
+        name: FeatureProfile(
+            values=tuple(kept["values"]),
+            counts=tuple(kept["counts"]),
+            missing=kept["missing"],
+            is_discrete=kept["is_discrete"],
+        )
+        for name, kept in profiles.items()
+    }
 
 
 def profile_feature(values: NDArray[np.floating[Any]]) -> FeatureProfile:

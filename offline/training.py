@@ -244,13 +244,13 @@ def train_model(
         "parameters": parameters,
     }
     evaluation = _measured(earlier, later, answered)
-    calibration = None
+    calibration, scored = None, answered.astype(np.float64)
     if between is not None:
         fitted = fit_calibration(check_export(onnx, booster, features=between.features), between.labels)
         calibration = by_column(fitted, spec)
         training["calibrated_on"] = _range(between)
-        calibrated = _measured(earlier, later, fitted.apply(answered.astype(np.float64)))
-        evaluation = {**calibrated, "brier_uncalibrated": evaluation["brier"]}
+        scored = fitted.apply(answered.astype(np.float64))
+        evaluation = {**_measured(earlier, later, scored), "brier_uncalibrated": evaluation["brier"]}
     alone = {item.name: _rounded(_auc_alone(later, index)) for index, item in enumerate(spec.inputs)}
     return TrainedModel(
         spec=spec,
@@ -260,7 +260,7 @@ def train_model(
         evaluation={**evaluation, "auc_of_inputs": alone},
         golden=_golden(spec, later.features, answered),
         calibration=calibration,
-        profile=training_set.profile,
+        profile=replace(training_set.profile, outputs=_answered(spec, scored)),
     )
 
 
@@ -295,7 +295,7 @@ def train_light_model(spec: ModelSpec, training_set: TrainingSet, *, label: Labe
         evaluation=_measured(earlier, later, probabilities),
         golden=_golden(spec, later.features, probabilities),
         linear=linear,
-        profile=training_set.profile,
+        profile=replace(training_set.profile, outputs=_answered(spec, probabilities)),
     )
 
 
@@ -486,6 +486,12 @@ def _golden(spec: ModelSpec, features: NDArray[np.float32], probabilities: NDArr
         inputs = [None if np.isnan(value) else value for value in features[row].astype(np.float64).tolist()]
         golden.append({"inputs": inputs, "outputs": {output.column: both[output.index] for output in spec.outputs}})
     return golden
+
+
+def _answered(spec: ModelSpec, probabilities: NDArray[np.floating[Any]]) -> dict[str, FeatureProfile]:
+    """Profile of the answers as scores have them."""
+    both = np.column_stack([1 - probabilities, probabilities])
+    return profile_inputs([output.column for output in spec.outputs], both[:, [o.index for o in spec.outputs]])
 
 
 def _rounded(value: float | None) -> float | None:

@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -11,10 +12,13 @@ import pytest
 
 from jobs import cli
 from jobs.drift import DRIFTED
+from jobs.drift_scores import ScoreWindow
 from jobs.flights.events import plan_events
 from jobs.flights.model import LATE_ARRIVAL
 from jobs.flights.views import VIEWS
-from offline.card import load_card, read_profile
+from offline.card import ModelCard, load_card, read_profile
+from offline.drift import judge_inputs
+from schemas.model import ModelSpec
 from schemas.time import parse_rfc3339_us
 from streams.batch import RawBatch
 from streams.pipeline import PartitionPipeline
@@ -145,6 +149,50 @@ def test_what_came_after_training_is_compared_with_it(run: Run, tmp_path: Path, 
         assert message in capsys.readouterr().err
     assert run("drift", "early_arrival") == 2
     assert "model 'early_arrival' is not defined" in capsys.readouterr().err
+
+
+def test_scores_are_compared_with_the_answers_in_training(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    assert run("train", "--until", "2013-01-03") == 0
+    capsys.readouterr()
+    asked: list[tuple[Any, ...]] = []
+
+    def read_score_windows(brokers: str, spec: ModelSpec, card: ModelCard, profiles: Any, **bounds: Any) -> Any:
+        asked.append((spec.name, card.version, bounds["since_us"], bounds["until_us"], bounds["confidence"]))
+        (kept,) = profiles.values()
+        assert kept.rows == card.evaluation["rows"]
+        start_us = bounds["since_us"]
+        return [
+            ScoreWindow(
+                start_us=start_us,
+                end_us=start_us + bounds["width_us"],
+                rows=500,
+                judged_rows=400,
+                fallback_share=0.2,
+                incomplete_share=0.125,
+                outputs=judge_inputs(profiles, np.full((400, 1), 0.5)),
+                low_confidence_shares={"late_probability": 1.0},
+            )
+        ]
+
+    monkeypatch.setenv("HEADRACE_KAFKA", "127.0.0.1:1")
+    monkeypatch.setattr("jobs.drift.reach_kafka", lambda brokers: None)
+    monkeypatch.setattr("jobs.drift.read_score_windows", read_score_windows)
+    metrics = tmp_path / "drift.prom"
+    options = ("--from", "2013-01-03", "--to", "2013-01-05", "--scores")
+    assert run("drift", "late_arrival", *options, "--json", "--metrics-file", str(metrics)) == DRIFTED
+    (scores,) = json.loads(capsys.readouterr().out)["scores"]
+    assert (scores["start"][:10], scores["rows"], scores["fallback_share"]) == ("2013-01-03", 500, 0.2)
+    assert scores["outputs"]["late_probability"]["verdict"] == "drift"
+    low = 'headrace_drift_low_confidence_ratio{model="late_arrival",output="late_probability",version="1"} 1.0'
+    assert low in metrics.read_text()
+    assert run("drift", "late_arrival", *options, "--confidence", "0.7") == DRIFTED
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("late_probability"))
+    assert line.split()[-4] == "100.0%"
+    assert line.split()[-2:] == ["20.0%", "12.5%"]
+    bounds = tuple(parse_rfc3339_us(f"2013-01-0{day}T00:00:00Z") for day in (3, 5))
+    assert asked == [("late_arrival", 1, *bounds, confidence) for confidence in (0.6, 0.7)]
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats
 
-from offline.drift import Drift, Verdict, judge_input, judge_inputs, ks_p_value
+from offline.drift import Drift, Verdict, judge_input, judge_inputs, ks_p_value, low_confidence_share
 from offline.profile import profile_feature
 
 NAN = float("nan")
@@ -116,6 +116,11 @@ def test_a_p_value_counts_for_as_many_inputs_as_are_compared():
     both = judge_inputs({"a": profile, "b": profile}, np.column_stack([now, now]))["b"].p_value
     assert one is not None
     assert both == pytest.approx(2 * one)
+
+
+def test_confidence_is_low_where_neither_side_is_likely():
+    assert low_confidence_share(np.array([0.0, 0.4, 0.41, 0.5, 0.59, 0.6, 1.0]), 0.6) == pytest.approx(3 / 7)
+    assert low_confidence_share(np.array([]), 0.6) is None
 
 
 @pytest.mark.parametrize(("n", "m"), [(20_000, 1_000), (1_000, 1_000), (500, 60)])

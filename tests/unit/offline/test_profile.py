@@ -45,7 +45,9 @@ def test_infinite_values_are_values():
 
 def test_a_profile_reads_as_it_was_written():
     matrix = np.column_stack([np.arange(500), np.arange(500) % 3]).astype(np.float32)
-    profile = TrainingProfile(since="a", until="b", features=profile_inputs(["v.x", "v.y"], matrix))
+    profile = TrainingProfile(
+        since="a", until="b", features=profile_inputs(["v.x", "v.y"], matrix), outputs=profile_inputs(["p"], matrix)
+    )
     read = TrainingProfile.from_json(profile.to_json())
     assert read == profile
     assert read.sha256 == profile.sha256

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from offline.card import load_card
+from offline.card import load_card, read_profile
 from offline.export import run_classifier
 from offline.training import MIN_ROWS, TrainingSet, build_training_set, read_tables, train_model, write_model
 from schemas.errors import ConfigError, SinkError, SinkUnavailableError
@@ -151,6 +151,11 @@ def test_a_calibrated_model_keeps_rows_out_of_its_training_and_its_card_tells(
     features = np.array([row["inputs"] for row in card.golden], dtype=np.float32)
     raw = [row["outputs"]["probability"] for row in card.golden]
     np.testing.assert_allclose(run_classifier(trained.onnx, features), raw, atol=1e-6)
+    # What drift of scores is measured against is what scores have: calibrated answers to the later rows.
+    later = training_set.features[-card.evaluation["rows"] :]
+    answers = read_profile(tmp_path, card).outputs["probability"]
+    assert answers.median == pytest.approx(np.median(table.apply(run_classifier(trained.onnx, later))), abs=0.02)
+    assert answers.rows == len(later)
     plain = write_model(tmp_path, train_model(make_spec(), training_set, label=LABEL), created_us=T0_US)
     assert (plain.semver, plain.calibration) == ("1.0.1", None)
 
