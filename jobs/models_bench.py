@@ -15,9 +15,10 @@ import numpy as np
 import typer
 
 from jobs.models_rollout import AsJson, Model, Place, find_place
-from offline.card import ModelCard, loaded_versions
+from offline.card import ModelCard, loaded_versions, write_config
 from schemas.errors import ConfigError, InferenceError
 from schemas.model import GoldenRows, ModelSpec
+from schemas.request_shape import RequestShape
 from streams.inference.triton import TritonModel
 from streams.ports import Inference
 
@@ -31,6 +32,7 @@ _TOLERANCE: Final = 1e-5
 _TIMEOUT_S: Final = 30.0
 
 Rounds = Annotated[int, typer.Option(help="Times that each pair is measured.", min=1)]
+Write = Annotated[bool, typer.Option("--write", help="Write the pair chosen to the model's config.pbtxt, and load it.")]
 Version = Annotated[
     int | None, typer.Option(help="Its version, loaded on the server.", min=1, show_default="the newest loaded")
 ]
@@ -50,6 +52,11 @@ class Pair:
     in_flight: int
     rows_per_s: float
 
+    @property
+    def shape(self) -> RequestShape:
+        """How requests are made."""
+        return RequestShape(rows=self.rows, in_flight=self.in_flight)
+
 
 def choose(pairs: Sequence[Pair]) -> Pair:
     """Of the pairs that are nearly the fastest, choose the one with the fewest rows on the way: it answers soonest.
@@ -62,24 +69,43 @@ def choose(pairs: Sequence[Pair]) -> Pair:
     return min(fast, key=lambda pair: (pair.rows * pair.in_flight, -pair.rows_per_s))
 
 
-def bench(*, model: Model, version: Version = None, rounds: Rounds = 7, as_json: AsJson = False) -> None:
+def bench(
+    *, model: Model, version: Version = None, rounds: Rounds = 7, write: Write = False, as_json: AsJson = False
+) -> None:
     """Find how many rows a request should have and how many requests be on the way, on this machine.
 
     Asks the model on Triton its card's golden rows, over and over, in requests of 64 rows up to the server's
-    `max_batch_size`, 1 to 8 at once. Every answer is checked; pairs take turns, and medians count.
+    `max_batch_size`, 1 to 8 at once. Every answer is checked; pairs take turns, and medians count. Workers take what
+    `--write` has written when they start.
     """
     place = find_place(model, is_light_too=True)
     card = place.card(version or _newest_loaded(place))
     pairs = asyncio.run(_measure(place, card, rounds=rounds))
     chosen = choose(pairs)
+    if write:
+        _write(place, card, chosen)
     if as_json:
-        found = {"model": model, "version": card.version, "chosen": asdict(chosen), "pairs": [*map(asdict, pairs)]}
-        typer.echo(json.dumps(found, indent=2))
+        found = {"model": model, "version": card.version, "chosen": asdict(chosen), "is_written": write}
+        typer.echo(json.dumps(found | {"pairs": [*map(asdict, pairs)]}, indent=2))
         return
     typer.echo(f"{'rows':>6} {'in flight':>10} {'rows/s':>10}")
     for pair in pairs:
         mark = "  <- chosen" if pair is chosen else ""
         typer.echo(f"{pair.rows:>6,} {pair.in_flight:>10} {pair.rows_per_s:>10,.0f}{mark}")
+    if write:
+        typer.echo("Written to the model's config.pbtxt and loaded; workers take it when they start.")
+
+
+def _write(place: Place, card: ModelCard, chosen: Pair) -> None:
+    """Put the choice into the configuration, and have the server take it: nothing else of it changes."""
+    repository, name = place.settings.model_repository, place.spec.name
+    write_config(repository, place.spec, loaded=loaded_versions(repository, name), requests=chosen.shape)
+
+    async def load() -> None:
+        async with place.server(card) as server:
+            await server.connect(timeout_s=5.0)
+
+    asyncio.run(load())
 
 
 def _newest_loaded(place: Place) -> int:

@@ -22,6 +22,7 @@ from offline.profile import TrainingProfile
 from schemas.errors import ConfigError
 from schemas.model import GoldenRows, ModelSpec, ServedVersion
 from schemas.output import Calibration, read_calibrations
+from schemas.request_shape import RequestShape
 
 MODEL_FILE: Final = "model.onnx"
 CARD_FILE: Final = "model.yaml"
@@ -30,6 +31,7 @@ CONFIG_FILE: Final = "config.pbtxt"
 SEMVER: Final = re.compile(r"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)")
 MAX_BATCH_SIZE: Final = 1_024
 """Rows in one request; above it the fixed cost of a request no longer shows."""
+_PARAMETER: Final = re.compile(r'^parameters \{ key: "(\w+)" value \{ string_value: "([^"]*)" \} \}', re.MULTILINE)
 _SPECIFIC: Final = re.compile(r"^version_policy \{\s*specific\s*\{\s*versions:\s*\[([\s\d,]+)\]", re.MULTILINE)
 
 
@@ -284,7 +286,19 @@ def loaded_versions(repository: Path, name: str) -> list[int]:
     return held[-2:] if named is None else sorted({int(number) for number in named[1].split(",")} & {*held})
 
 
-def write_config(repository: Path, spec: ModelSpec, *, loaded: Collection[int]) -> list[int]:
+def request_shape(repository: Path, name: str) -> RequestShape | None:
+    """How a model is to be asked, as its configuration says; None where it does not.
+
+    Raises:
+        ConfigError: It says so in part, or not in numbers.
+    """
+    path = repository / name / CONFIG_FILE
+    return RequestShape.of(dict(_PARAMETER.findall(path.read_text()))) if path.is_file() else None
+
+
+def write_config(
+    repository: Path, spec: ModelSpec, *, loaded: Collection[int], requests: RequestShape | None = None
+) -> list[int]:
     """Write the server's configuration of a model, with the versions that it is to load.
 
     It is renamed into place, so that a server which reads it meanwhile does not see half of it.
@@ -293,6 +307,7 @@ def write_config(repository: Path, spec: ModelSpec, *, loaded: Collection[int]) 
         repository: The model repository.
         spec: The model's contract.
         loaded: The versions; those that the repository does not hold are left out.
+        requests: How the model is to be asked; None leaves that as it is.
 
     Returns:
         The versions that are loaded, oldest first.
@@ -301,7 +316,8 @@ def write_config(repository: Path, spec: ModelSpec, *, loaded: Collection[int]) 
     checksums = {number: read_card(repository, spec.name, number).sha256 for number in versions(repository, spec.name)}
     chosen = sorted({*loaded} & {*checksums})
     staged = home / f".{CONFIG_FILE}.new"
-    staged.write_text(render_config(spec, checksums=checksums, loaded=chosen))
+    requests = requests or request_shape(repository, spec.name)
+    staged.write_text(render_config(spec, checksums=checksums, loaded=chosen, requests=requests))
     staged.replace(home / CONFIG_FILE)
     return chosen
 
@@ -317,13 +333,16 @@ def checksum_parameter(version: str | int) -> str:
     return f"sha256_{version}"
 
 
-def render_config(spec: ModelSpec, *, checksums: Mapping[int, str], loaded: Collection[int]) -> str:
+def render_config(
+    spec: ModelSpec, *, checksums: Mapping[int, str], loaded: Collection[int], requests: RequestShape | None = None
+) -> str:
     """Triton's model configuration.
 
     Args:
         spec: The model's contract.
         checksums: SHA-256 of the model file by version.
         loaded: Versions that the server loads.
+        requests: How the model is to be asked; None leaves that to who asks.
     """
     outputs = ",\n".join(
         f'  {{ name: "{tensor}", data_type: TYPE_{datatype}, dims: [ {width} ] }}'
@@ -333,6 +352,11 @@ def render_config(spec: ModelSpec, *, checksums: Mapping[int, str], loaded: Coll
         f'parameters {{ key: "{checksum_parameter(version)}" value {{ string_value: "{sha256}" }} }}'
         for version, sha256 in sorted(checksums.items())
     )
+    if requests is not None:
+        parameters += _REQUESTS + "\n".join(
+            f'parameters {{ key: "{name}" value {{ string_value: "{value}" }} }}'
+            for name, value in requests.parameters.items()
+        )
     return _CONFIG.format(
         name=spec.name,
         contract=spec.reference,
@@ -345,6 +369,10 @@ def render_config(spec: ModelSpec, *, checksums: Mapping[int, str], loaded: Coll
     )
 
 
+_REQUESTS: Final = """
+
+# How the scoring role asks, as `headrace models bench --write` has measured it.
+"""
 _CONFIG: Final = """\
 # Written by `headrace train` for the contract {contract}; a change made here is lost with the next version.
 name: "{name}"

@@ -22,6 +22,7 @@ from schemas.errors import (
 )
 from schemas.model import GoldenRows, ModelSpec, ServedVersion
 from schemas.output import DATATYPES
+from schemas.request_shape import RequestShape
 from streams.ports import Inference, Recovery
 
 logger = logging.getLogger(__name__)
@@ -46,6 +47,8 @@ _CONNECT_S: Final = 1.0
 """How long a server that was not there at the start is waited for, each time."""
 _MAX_ROWS: Final = 4_096
 """Rows in one request where the server names no bound."""
+_MAX_IN_FLIGHT: Final = 4
+"""Requests on the way at once where nothing was measured."""
 _PROBE_S: Final = 5.0
 """Deadline of the row by which it is seen whether a model answers."""
 _HEAL_JITTER_S: Final = 1.0
@@ -63,7 +66,8 @@ class TritonModel:
         served: The version to score with, from its card.
         url: gRPC endpoint, ``host:port``.
         golden: Rows that the server must answer as its card says before it is used; None to trust it.
-        max_in_flight: Requests on the way at once.
+        max_in_flight: Requests on the way at once, each as large as the server takes it; None takes both from the
+            server's configuration, where `headrace models bench --write` puts them, else 4.
     """
 
     def __init__(
@@ -73,16 +77,18 @@ class TritonModel:
         *,
         url: str,
         golden: GoldenRows | None = None,
-        max_in_flight: int = 4,
+        max_in_flight: int | None = None,
     ) -> None:
-        if max_in_flight < 1:
+        if max_in_flight is not None and max_in_flight < 1:
             msg = f"`max_in_flight` is {max_in_flight}, expected 1 or more"
             raise ConfigError(msg)
         self._spec = spec
         self._served = served
         self._url = url
         self._golden = golden
-        self._slots = asyncio.Semaphore(max_in_flight)
+        self._max_in_flight = max_in_flight
+        self._n_slots = max_in_flight or _MAX_IN_FLIGHT
+        self._slots = asyncio.Semaphore(self._n_slots)
         self._recovery = asyncio.Lock()
         self._probe = np.zeros((1, len(spec.inputs)), dtype=np.float32)
         if golden is not None and len(golden.features):
@@ -95,7 +101,7 @@ class TritonModel:
 
     @property
     def max_batch_size(self) -> int:
-        """Rows in one request at most, as the server says; 1 before :meth:`connect`."""
+        """Rows in one request at most, as the server's configuration says; 1 before :meth:`connect`."""
         return self._max_batch_size
 
     async def connect(self, *, timeout_s: float = 30.0) -> None:
@@ -330,6 +336,16 @@ class TritonModel:
             raise ConfigError(msg)
         # 0 says that batching is none of Triton's business: the model takes a matrix of any length, as its shape says.
         self._max_batch_size = int(config.max_batch_size) or _MAX_ROWS
+        if self._max_in_flight is None:
+            requests = RequestShape.of({name: value.string_value for name, value in config.parameters.items()})
+            self._take(requests or RequestShape(rows=self._max_batch_size, in_flight=_MAX_IN_FLIGHT))
+
+    def _take(self, requests: RequestShape) -> None:
+        self._max_batch_size = min(requests.rows, self._max_batch_size)
+        if requests.in_flight != self._n_slots:
+            # What is on the way gives its place back where it took it.
+            self._n_slots = requests.in_flight
+            self._slots = asyncio.Semaphore(self._n_slots)
 
     def _check_tensors(self, kind: str, found: Any, expected: Mapping[str, tuple[str, int]]) -> None:
         declared = {tensor.name: (str(tensor.datatype), [int(size) for size in tensor.shape]) for tensor in found}

@@ -1,5 +1,6 @@
 """``headrace models load|compare|shadow|canary|promote|rollback|status`` on a real Kafka and a real Triton."""
 
+import asyncio
 import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -12,12 +13,14 @@ from typer.testing import CliRunner
 
 from jobs.models_command import app
 from jobs.topics import ensure_topics, plan_topics
-from offline.card import loaded_versions
+from offline.card import load_card, loaded_versions, request_shape
 from schemas.errors import ConfigError, HeadraceError, ServiceError
 from schemas.model import ModelSpec, ServedVersion
+from schemas.request_shape import RequestShape
 from streams.inference.rollout import Limits, Rollout, start_canary
 from streams.inference.rollout_log import Entry, RolloutLog, View
 from streams.inference.tally import Tally
+from streams.inference.triton import TritonModel
 from tests.support.model_versions import GOOD, SHIFTED, write_model_version
 from tests.support.scoring import VIEWS, make_spec
 
@@ -97,15 +100,28 @@ def test_a_version_goes_from_its_file_to_champion_and_back(rig: Rig) -> None:
     assert shown["generation"] == 5
 
 
-def test_requests_are_measured_on_what_is_loaded_and_answers_right(rig: Rig) -> None:
+async def rows_asked_at_once(rig: Rig, triton: str) -> int:
+    served = load_card(rig.repository, rig.spec.name, 2).served_version
+    async with TritonModel(rig.spec, served, url=triton) as model:
+        await model.attach()
+        return model.max_batch_size
+
+
+def test_requests_are_measured_on_what_is_loaded_and_answers_right(rig: Rig, triton: str) -> None:
     with pytest.raises(ConfigError, match=r"version 2 .* is not loaded, expected it loaded and warm; run `headrace"):
         rig.run("bench")
     rig.run("load", "2")
-    measured = rig.run("bench", "--rounds", "1")
+    measured = rig.run("bench", "--rounds", "1", "--write")
     pairs = {(pair["rows"], pair["in_flight"]) for pair in measured["pairs"]}
     assert (measured["version"], len(pairs)) == (2, 5 * 4)
     assert {(64, 1), (1_024, 8)} < pairs
     assert measured["chosen"] in measured["pairs"]
+    chosen = RequestShape(rows=measured["chosen"]["rows"], in_flight=measured["chosen"]["in_flight"])
+    assert request_shape(rig.repository, rig.spec.name) == chosen
+    assert loaded_versions(rig.repository, rig.spec.name) == [1, 2]
+    rig.run("load", "2")
+    assert request_shape(rig.repository, rig.spec.name) == chosen, "what was measured stays"
+    assert asyncio.run(rows_asked_at_once(rig, triton)) == chosen.rows
 
 
 def test_what_no_rollout_uses_is_unloaded_and_stays_so(rig: Rig) -> None:

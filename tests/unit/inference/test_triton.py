@@ -153,6 +153,35 @@ async def test_no_more_requests_are_on_the_way_than_allowed(client: FakeClient):
     assert sum(client.sizes) == 40
 
 
+async def test_how_it_is_asked_is_as_the_server_s_configuration_says(client: FakeClient):
+    client.parameters |= {"request_rows": "3", "requests_in_flight": "2"}
+    model = await connected()
+    await model.infer(features(20), timeout_s=1)
+
+    assert max(client.sizes) == 3
+    assert client.most_in_flight == 2
+
+
+async def test_who_names_a_number_of_requests_has_them_as_large_as_the_server_takes_them(client: FakeClient):
+    client.parameters |= {"request_rows": "1", "requests_in_flight": "2"}
+
+    assert (await connected(max_in_flight=3)).max_batch_size == 4
+
+
+async def test_no_request_is_larger_than_the_server_takes_it(client: FakeClient):
+    client.parameters |= {"request_rows": "512", "requests_in_flight": "2"}
+
+    assert (await connected()).max_batch_size == 4
+
+
+async def test_a_configuration_that_says_half_of_it_is_refused(client: FakeClient):
+    client.parameters["request_rows"] = "512"
+    with pytest.raises(
+        ConfigError, match=r"has parameters {'request_rows': '512'}, expected request_rows and requests"
+    ):
+        await connected()
+
+
 async def test_no_rows_need_no_request(client: FakeClient):
     answer = await (await connected()).infer(features(0), timeout_s=1)
 
