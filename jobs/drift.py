@@ -138,7 +138,7 @@ def drift(
             confidence=confidence,
         )
     if metrics_file is not None and found:
-        _write_metrics(metrics_file, card, found, answered)
+        write_metrics_file(metrics_file, drift_metrics(card, found, answered))
     if as_json:
         typer.echo(json.dumps(_document(spec, card, profile, found, answered), indent=2))
     elif found:
@@ -341,7 +341,8 @@ def _number(number: float | None) -> str:
     return "" if number is None else f"{number:,.3g}"
 
 
-def _write_metrics(path: Path, card: ModelCard, found: Sequence[Window], answered: Sequence[ScoreWindow]) -> None:
+def drift_metrics(card: ModelCard, found: Sequence[Window], answered: Sequence[ScoreWindow]) -> CollectorRegistry:
+    """Metrics of the newest window that could be judged, or else of the newest one; of at least one window."""
     judged = [part for part in found if any(each.psi is not None for each in part.inputs.values())]
     newest = (judged or found)[-1]
     registry = CollectorRegistry()
@@ -374,4 +375,4 @@ def _write_metrics(path: Path, card: ModelCard, found: Sequence[Window], answere
     gauge("window_rows", "Rows of that window").labels(*at).set(newest.rows)
     gauge("window_end_timestamp_seconds", "End of that window, in event time").labels(*at).set(newest.end_us / 1e6)
     gauge("checked_timestamp_seconds", "When drift was checked").labels(*at).set_to_current_time()
-    write_metrics_file(path, registry)
+    return registry

@@ -4,12 +4,17 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
 import infra
+from jobs.drift import Window, drift_metrics
 from jobs.role import Role
 from jobs.settings import Settings
+from offline.card import read_card
+from offline.drift import judge_inputs
+from offline.profile import profile_feature
 from streams.observability.freshness import FreshnessObjectives
 from streams.observability.metrics import FRESHNESS_BUCKETS_S
 from streams.observability.serving import ServingMetrics
@@ -29,10 +34,14 @@ _NAME = re.compile(r"\b(?:headrace|process|python)_[a-z_]+")
 
 
 def defined() -> set[str]:
-    """Names of all samples that a worker exposes once it has reported everything."""
+    """Names of all samples that a worker, once it has reported everything, and `headrace drift` expose."""
     metrics = ServingMetrics()
     report_everything(metrics, now_us=1_700_000_000_000_000)
-    return {sample.name for family in metrics.registry.collect() for sample in family.samples}
+    inputs = judge_inputs({"v.x": profile_feature(np.zeros(100))}, np.zeros((100, 1)))
+    card = read_card(INFRA.parent / "model_repository", "late_arrival")
+    window = Window(start_us=0, end_us=1, rows=100, inputs=inputs)
+    registries = (metrics.registry, drift_metrics(card, [window], []))
+    return {sample.name for registry in registries for family in registry.collect() for sample in family.samples}
 
 
 def test_panels_and_alerts_use_only_metrics_that_there_are() -> None:
