@@ -199,9 +199,7 @@ class SessionState:
         reads = self._reads(queries, at_us, scanned)
         columns |= self.bank.read(self.features, reads, scanned.aggregates)
         versions = self.windowless.versions(shown.key, newest_row, scanned.windowless)
-        columns |= self.windowless.read(
-            shown.key, versions, at_us=at_us, watermark_us=watermark_us, batch=scanned.windowless
-        )
+        columns |= self.windowless.read(shown.key, versions, at_us=at_us, batch=scanned.windowless)
         own = pa.array(newest_row, pa.int64(), mask=~is_early)
         for feature in plan.features:
             if feature.scope is Scope.EVENT:

@@ -299,7 +299,6 @@ class SlidingState:
             queries.panes.key,
             self.windowless.versions(queries.panes.key, queries.row, scanned.windowless),
             at_us=event_time_us,
-            watermark_us=watermark_us,
             batch=scanned.windowless,
         )
         own = pa.array(queries.row, pa.int64(), mask=~is_early)

@@ -1,7 +1,7 @@
 """Last-N and lifetime features of all keys, in columns.
 
-The state of a key is alive under a watermark while ``newest event time + state_ttl`` is past it. A row that finds it
-dead begins anew; a row of output that finds it dead shows it empty.
+The state of a key is alive at a time that ``newest event time + state_ttl`` is past. A row that finds it dead, at the
+watermark before the row, begins anew; a row of output that finds it dead, at its own event time, shows it empty.
 """
 
 from collections.abc import Callable
@@ -101,9 +101,9 @@ class WindowlessColumns:
         for group in self.groups:
             group.renumber(keys)
 
-    def is_alive(self, newest_us: Ints, watermark_us: Ints | int) -> Bools:
+    def is_alive(self, newest_us: Ints, at_us: Ints | int) -> Bools:
         """Tell whether state with this newest event time still counts."""
-        alive: Bools = (newest_us != NEVER_US) & (newest_us + self._ttl_us > watermark_us)
+        alive: Bools = (newest_us != NEVER_US) & (newest_us + self._ttl_us > at_us)
         return alive
 
     def release(self, keys: Ints) -> None:
@@ -192,16 +192,14 @@ class WindowlessColumns:
         versions[touched] = newest_until(segment[touched], as_of[touched], rows.order, rows.starts, rows.lengths)
         return versions
 
-    def read(
-        self, keys: Ints, versions: Ints, *, at_us: Ints, watermark_us: Ints, batch: WindowlessRows | None
-    ) -> dict[str, pa.Array]:
+    def read(self, keys: Ints, versions: Ints, *, at_us: Ints, batch: WindowlessRows | None) -> dict[str, pa.Array]:
         """Value of each windowless feature for each query.
 
         Args:
             keys: Key of each query.
             versions: Row of ``KeyRows`` as of which it is read, -1 for the state.
-            at_us: Event time that it is evaluated at.
-            watermark_us: Watermark under which it is read.
+            at_us: Event time that it is evaluated at, and the state is to be alive at. The watermark may have leapt far
+                past the end of the pane that it closes.
             batch: The batch the versions are of.
         """
         if self.is_empty:
@@ -212,7 +210,7 @@ class WindowlessColumns:
             newest[in_batch] = batch.newest_us[versions[in_batch]]
             if batch.lifetime is not None:
                 cells[in_batch] = batch.cell[versions[in_batch]]
-        is_alive = self.is_alive(newest, watermark_us)
+        is_alive = self.is_alive(newest, at_us)
         values: dict[str, pa.Array] = {}
         if self._lifetime:
             values |= self._read_lifetime(cells, versions, is_alive, at_us, batch)

@@ -373,7 +373,7 @@ class Oracle:
                 assert feature.column is not None
                 out[name] = made_by[feature.column] if pane == "EARLY" else None
             elif not feature.is_windowed:
-                alive = [] if self.is_forgotten(key, watermark) else self.history[key]
+                alive = [] if self.is_forgotten(key, at) else self.history[key]
                 out[name] = self.evaluate(
                     feature, self.chosen(alive, feature), order="time" if feature.last else "offset", at=at
                 )
