@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jobs.flights.model import MODELS
-from offline.card import MODEL_FILE, load_card, render_config, versions
+from offline.card import MODEL_FILE, load_card, read_profile, render_config, versions
 from offline.export import run_classifier
 from schemas.model import ModelSpec
 
@@ -23,6 +23,9 @@ def test_the_default_model_is_the_one_of_its_card_and_of_today_s_definitions(spe
     (column,) = golden.outputs
     np.testing.assert_allclose(run_classifier(model, golden.features), golden.outputs[column], atol=1e-6)
     assert len(model) < 1_000_000
+    profile = read_profile(REPOSITORY, card)
+    assert [*profile.features] == [item.name for item in spec.inputs]
+    assert profile.outputs[column].rows == card.evaluation["rows"]
     assert card.evaluation["auc"] > 0.85
     assert card.evaluation["brier"] < card.evaluation["brier_of_base_rate"]
 
