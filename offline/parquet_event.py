@@ -7,6 +7,8 @@ of the field of its name:
   off); one without a time zone is UTC; so is a date where the contract wants a date-time;
 - a whole number that was stored as a decimal, or as a float (as pandas does where some are missing), is one again;
 - null where the contract allows none is an absent field; NaN, for which JSON has no number, is null;
+- a value that cannot be such JSON (an infinite number, bytes that are no UTF-8, a time beyond 64 bits) is told by a text
+  or an object, which the contract's type does not allow: its row, and no other, becomes a dead letter;
 - bytes are text in UTF-8. Columns with bytes that the contract does not name are left out: JSON has no bytes.
 """
 
@@ -41,22 +43,25 @@ def encode_events(rows: pa.Table, contract: Contract) -> list[bytes]:
     rows = rows.select(
         [at for at, column in enumerate(rows.schema) if column.name not in unnamed or _is_json(column.type)]
     )
-    broken: dict[int, dict[str, float]] = {}
+    broken: dict[int, dict[str, Any]] = {}
     for position, name in enumerate(rows.column_names):
         field = _PLACE if name in _PLACES else contract.fields.get(name, {})
         try:
-            column = _convert(rows.column(position), field)
+            column, apart = _convert_each(rows.column(position), field)
         except pa.ArrowException as exc:
             msg = f"column {name!r} ({rows.column(position).type}) cannot be converted: {exc}"
             raise pa.ArrowInvalid(msg) from exc
         if not _is_json(column.type):
             msg = f"column {name!r} is {column.type}, which JSON cannot hold"
             raise pa.ArrowInvalid(msg)
-        apart: dict[int, float] = {}
         if pa.types.is_decimal(column.type):
-            column, apart = _as_int64(column)
-        elif pa.types.is_floating(column.type) and "integer" in json_types(field):
-            column, apart = _as_integers(column)
+            column, beyond = _as_int64(column)
+            apart |= beyond
+        elif pa.types.is_floating(column.type):
+            apart |= _infinite(column)
+            if "integer" in json_types(field):
+                column, fractions = _as_integers(column)
+                apart = fractions | apart
         for row, value in apart.items():
             broken.setdefault(row, {})[name] = value
         rows = rows.set_column(position, name, column)
@@ -72,6 +77,32 @@ def encode_events(rows: pa.Table, contract: Contract) -> list[bytes]:
         kept = {name: value for name, value in document.items() if value is not None or name not in absent}
         values[row] = orjson.dumps(kept)
     return values
+
+
+def _convert_each(column: pa.ChunkedArray, field: dict[str, Any]) -> tuple[pa.ChunkedArray, dict[int, Any]]:
+    """Convert a column; values that cannot be are null, and told by row beside. They are few: halves are tried."""
+    try:
+        return _convert(column, field), {}
+    except pa.ArrowInvalid:
+        nothing = _convert(column.slice(0, 0), field).type
+        if len(column) == 1:
+            return pa.chunked_array([pa.nulls(1, nothing)]), {0: _told(column[0])}
+    middle = len(column) // 2
+    (left, apart), (right, later) = (_convert_each(part, field) for part in (column[:middle], column[middle:]))
+    return pa.chunked_array([*left.chunks, *right.chunks]), apart | {middle + row: v for row, v in later.items()}
+
+
+def _told(value: pa.Scalar) -> Any:
+    if pa.types.is_dictionary(value.type):
+        value = value.dictionary[value.index.as_py()]
+    if pa.types.is_timestamp(value.type):
+        return f"{value.value} {value.type.unit}"
+    return {"bytes": value.as_py().hex()} if _is_binary(value.type) else str(value.as_py())
+
+
+def _infinite(column: pa.ChunkedArray) -> dict[int, Any]:
+    is_infinite = pc.fill_null(pc.is_inf(column), fill_value=False).to_numpy()
+    return {row: f"{column[row].as_py()}" for row in np.flatnonzero(is_infinite).tolist()}
 
 
 def _convert(column: pa.ChunkedArray, field: dict[str, Any]) -> pa.ChunkedArray:
