@@ -7,8 +7,8 @@ of the field of its name:
   off); one without a time zone is UTC; so is a date where the contract wants a date-time;
 - a whole number that was stored as a decimal, or as a float (as pandas does where some are missing), is one again;
 - null where the contract allows none is an absent field; NaN, for which JSON has no number, is null;
-- a value that cannot be such JSON (an infinite number, bytes that are no UTF-8, a time beyond 64 bits) is told by a text
-  or an object, which the contract's type does not allow: its row, and no other, becomes a dead letter;
+- a value that cannot be such JSON (an infinite number, bytes that are no UTF-8, a time beyond 64 bits) is told by a
+  text or an object, which the contract's type does not allow: its row, and no other, becomes a dead letter;
 - bytes are text in UTF-8. Columns with bytes that the contract does not name are left out: JSON has no bytes.
 """
 
