@@ -236,6 +236,11 @@ class ModelSpec:
         light = self.rungs.light_model
         return None if light is None else replace(self, name=light.name, ladder=NO_LADDER)
 
+    @cached_property
+    def published_outputs(self) -> tuple[ModelOutput, ...]:
+        """The outputs that scores have."""
+        return tuple(output for output in self.outputs if output.is_published)
+
     @property
     def topic(self) -> str:
         """Topic that the scores go to."""

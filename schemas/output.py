@@ -38,6 +38,9 @@ class ModelOutput:
         minimum: Smallest valid value, None for no bound.
         maximum: Largest valid value, None for no bound.
         values: The only valid values, for an integer such as a class; empty for no such limit.
+        is_published: Whether scores have it. If not, only decisions tell anything of it.
+        rounded_to: Step to whose multiples a number is rounded where it is published, 1e-6 to 1e9; None for as it is.
+            Decisions, rollouts and recent answers go by the exact one.
         description: What it means, for the published schema.
     """
 
@@ -50,10 +53,17 @@ class ModelOutput:
     minimum: float | None = None
     maximum: float | None = None
     values: tuple[int, ...] = ()
+    is_published: bool = True
+    rounded_to: float | None = None
     description: str = ""
 
-    def fault(self, value: float) -> str | None:
-        """Say what is wrong with a value; None where it is valid."""
+    def fault(self, value: float, *, is_masked: bool = False) -> str | None:
+        """Say what is wrong with a value; None where it is valid.
+
+        Args:
+            value: The value.
+            is_masked: Whether to leave the value out where scores do not have it as it is: for dead letters and logs.
+        """
         if not bool(self.wrong(np.array([value]))[0]):
             return None
         bounds = [b for b in (self.minimum, self.maximum) if b is not None]
@@ -62,7 +72,20 @@ class ModelOutput:
             within = f" of {list(self.values)}"
         elif self.type == "integer" and abs(value) > _MAX_INTEGER:
             within = " of at most 53 bits"
-        return f"`{self.column}` is {value:g}, expected a finite {self.type}{within}"
+        is_exact = self.is_published and self.rounded_to is None
+        got = "masked" if is_masked and not is_exact and math.isfinite(value) else f"{value:g}"
+        return f"`{self.column}` is {got}, expected a finite {self.type}{within}"
+
+    def published(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Round values, ``(n_rows,)``, as scores have them; rounding leads out of no bound."""
+        if self.rounded_to is None:
+            return values
+        # Adding zero takes the sign off a negative one.
+        rounded = np.rint(values.astype(np.float64) / self.rounded_to) * self.rounded_to + 0.0
+        low = -np.inf if self.minimum is None else self.minimum
+        high = np.inf if self.maximum is None else self.maximum
+        within: NDArray[Any] = np.clip(rounded, low, high).astype(values.dtype)
+        return within
 
     def wrong(self, values: NDArray[np.float64]) -> NDArray[np.bool_]:
         """Tell which values, ``(n_rows,)``, are no valid ones of this column."""
@@ -250,6 +273,12 @@ def check_outputs(
         if len(shapes) > 1:
             msg = f"{where}: output tensor {tensor!r} is {sorted(shapes)}, expected one datatype and width"
             raise ConfigError(msg)
+    if not decisions and not any(output.is_published for output in outputs):
+        msg = (
+            f"{where}: no output has `is_published` and there are no `decisions`, expected one of them: scores would "
+            "say nothing"
+        )
+        raise ConfigError(msg)
     by_column = {output.column: output for output in outputs}
     for decision in decisions:
         decision.check(by_column.get(decision.output), where=where)
@@ -263,6 +292,14 @@ def _check_values(output: ModelOutput, *, where: str) -> None:
         msg = (
             f"{where}: `minimum` is {low} and `maximum` {high}, expected finite numbers, the first no larger than the "
             "second; leave one out for no bound"
+        )
+        raise ConfigError(msg)
+    step = output.rounded_to
+    if step is not None and (output.type != "number" or not output.is_published or not 1e-6 <= step <= 1e9):
+        kind = output.type if output.is_published else f"{output.type} that is not published"
+        msg = (
+            f"{where}: `rounded_to` is {step} of a {kind}, expected 1e-6 to 1e9, of a number that is published; leave "
+            "it out for no rounding"
         )
         raise ConfigError(msg)
     if not output.values:

@@ -78,7 +78,7 @@ def score_row_schema(spec: ModelSpec) -> pa.Schema:
             pa.field("model_sha256", pa.string(), nullable=False),
             pa.field("arm", pa.string(), nullable=False),
             pa.field("served_by", pa.string(), nullable=False),
-            *(pa.field(output.column, OUTPUT_TYPES[output.type], nullable=False) for output in spec.outputs),
+            *(pa.field(output.column, OUTPUT_TYPES[output.type], nullable=False) for output in spec.published_outputs),
             *(pa.field(decision.column, pa.string(), nullable=False) for decision in spec.decisions),
             pa.field("event_time", TIMESTAMP, nullable=False),
             pa.field("features", pa.struct([pa.field(v.name, _VIEW_TYPE) for v in spec.views]), nullable=False),
@@ -108,7 +108,7 @@ def score_json_schema(spec: ModelSpec) -> dict[str, Any]:
         "model_sha256": {"type": "string", "pattern": "^[0-9a-f]{64}$", "description": "SHA-256 of the model file."},
         "arm": {"enum": [str(arm) for arm in Arm]},
         "served_by": {"enum": [str(served_by) for served_by in ServedBy]},
-        **{output.column: _output_schema(output) for output in spec.outputs},
+        **{output.column: _output_schema(output) for output in spec.published_outputs},
         **{decision.column: _decision_schema(decision) for decision in spec.decisions},
         "event_time": {**_TIME, "description": "Event time of the event that was scored."},
         "features": _closed(
@@ -168,11 +168,12 @@ def _closed(properties: dict[str, Any], **keywords: Any) -> dict[str, Any]:
 
 
 def _output_schema(output: ModelOutput) -> dict[str, Any]:
+    rounded = "" if output.rounded_to is None else f"Rounded to multiples of {output.rounded_to:g}."
     rules = {
         "minimum": output.minimum,
         "maximum": output.maximum,
         "enum": list(output.values) or None,
-        "description": output.description or None,
+        "description": f"{output.description} {rounded}".strip() or None,
     }
     return {"type": output.type, **{keyword: value for keyword, value in rules.items() if value is not None}}
 

@@ -97,6 +97,6 @@ def read_outputs(spec: ModelSpec, inference: Inference, *, n_rows: int) -> tuple
         values = raw.astype(np.float64)
         is_wrong = output.wrong(values)
         for row in np.flatnonzero(is_wrong).tolist():
-            faults.setdefault(row, output.fault(values[row]) or "")
+            faults.setdefault(row, output.fault(values[row], is_masked=True) or "")
         columns[output.column] = np.where(is_wrong, 0, raw).astype(COLUMN_TYPES[output.type])
     return columns, dict(sorted(fault for fault in faults.items() if fault[0] < n_rows))

@@ -46,7 +46,7 @@ def make_scores(
         "model_sha256": pa.array([served.sha256 for served in answers.versions]).take(version_of),
         "arm": _ARMS.take(pa.array(answers.is_canary.astype(np.int8))),
         "served_by": _SERVED_BY.take(pa.array(answers.served_by, mask=answers.served_by == NOBODY)),
-        **{name: pa.array(values) for name, values in answers.columns.items()},
+        **{o.column: pa.array(o.published(answers.columns[o.column])) for o in spec.published_outputs},
         **{item.column: item.decide(answers.columns[item.output]) for item in spec.decisions},
         "event_time": rows["event_time"],
         "features": pa.StructArray.from_arrays(

@@ -472,6 +472,27 @@ async def test_a_score_says_what_its_answer_amounts_to_whoever_gave_it():
     assert empty.scores.schema == scored.scores.schema
 
 
+async def test_what_is_masked_is_decided_on_as_it_is_and_told_nowhere(caplog: pytest.LogCaptureFixture):
+    def answer(features: np.ndarray) -> Inference:
+        positive = np.array([0.52, 0.49, 1.75], dtype=np.float32)
+        return Inference(outputs={"probabilities": np.stack([1 - positive, positive], axis=1)})
+
+    outputs = (
+        ModelOutput(column="risk", tensor="probabilities", width=2, index=1, maximum=1, is_published=False),
+        ModelOutput(column="rough", tensor="probabilities", width=2, index=1, maximum=1, rounded_to=0.1),
+    )
+    decisions = (Decision(column="word", output="risk", below="low", at_least=((0.5, "high"),)),)
+    spec = make_spec(outputs=outputs, decisions=decisions)
+    scored = await make_scorer(spec=spec, model=FakeModel(answer)).score(make_triggers(*[{}] * 3), now_us=NOW_US)
+
+    documents = check_documents(scored, spec)
+    assert [json.loads(payload)["rough"] for payload in encode_scores(scored.scores)] == [0.5, 0.5]
+    assert [document["word"] for document in documents] == ["high", "low"]
+    assert "risk" not in scored.scores.column_names
+    assert scored.dead_letters["detail"].to_pylist() == ["`risk` is masked, expected a finite number within [1]"]
+    assert "1.75" not in caplog.text
+
+
 async def test_a_model_that_fails_once_is_tried_again(caplog: pytest.LogCaptureFixture):
     model = FakeModel(failures=[InferenceUnavailableError("gone")])
     scorer = make_scorer(model=model)

@@ -166,3 +166,60 @@ def test_a_calibration_that_is_none_is_refused(document: Any, message: str):
     outputs = [output(minimum=0, maximum=1), output(column="grade", type="integer")]
     with pytest.raises(ConfigError, match=message):
         read_calibrations(document, outputs, where="model delay version 3")
+
+
+def test_a_number_is_rounded_to_a_step_and_stays_within_its_bounds():
+    made = output(minimum=0, maximum=0.99, rounded_to=0.25)
+    values = np.array([0.0, 0.124, 0.125, 0.2, 0.375, 0.99], dtype=np.float32)
+
+    assert made.published(values).tolist() == [0.0, 0.0, 0.0, 0.25, 0.5, pytest.approx(0.99)]
+    assert made.published(values).dtype == np.float32
+    assert made.published(np.empty(0, np.float32)).tolist() == []
+
+
+def test_rounding_makes_no_negative_zero_and_nothing_infinite():
+    largest = np.finfo(np.float32).max
+    rounded = output(rounded_to=1e9).published(np.array([-1.0, largest, -largest], dtype=np.float32))
+    assert np.isfinite(rounded).all()
+    assert not np.signbit(rounded[0])
+    assert np.isfinite(output(rounded_to=1e-6).published(np.array([largest], dtype=np.float32))).all()
+
+
+def test_a_fault_does_not_tell_dead_letters_what_scores_do_not():
+    for masked in (output(maximum=1, is_published=False), output(maximum=1, rounded_to=0.1)):
+        assert masked.fault(1.25, is_masked=True) == "`answer` is masked, expected a finite number within [1]"
+        assert masked.fault(1.25) == "`answer` is 1.25, expected a finite number within [1]"
+        assert masked.fault(NAN, is_masked=True) == "`answer` is nan, expected a finite number within [1]"
+    assert output(maximum=1).fault(1.25, is_masked=True) == "`answer` is 1.25, expected a finite number within [1]"
+
+
+@pytest.mark.parametrize(
+    ("declared", "message"),
+    [
+        ({"rounded_to": 0}, r"`rounded_to` is 0 of a number, expected 1e-6 to 1e9"),
+        ({"rounded_to": -0.1}, r"`rounded_to` is -0.1 of a number"),
+        ({"rounded_to": NAN}, r"`rounded_to` is nan of a number"),
+        ({"rounded_to": INF}, r"`rounded_to` is inf of a number"),
+        ({"rounded_to": 5, "type": "integer"}, r"`rounded_to` is 5 of a integer, expected .* of a number"),
+        ({"rounded_to": 0.1, "is_published": False}, r"`rounded_to` is 0.1 of a number that is not published"),
+        ({"is_published": False}, r"no output has `is_published` and there are no `decisions`, expected one of them"),
+    ],
+)
+def test_a_wrong_mask_is_refused(declared: dict[str, Any], message: str):
+    with pytest.raises(ConfigError, match=message):
+        make_spec(outputs=(output(**declared),))
+
+
+def test_the_published_schema_has_no_masked_output_and_tells_of_rounding():
+    spec = make_spec(
+        outputs=(
+            output(width=2, is_published=False),
+            output(column="rough", width=2, index=1, rounded_to=0.05, description="How risky."),
+        ),
+        decisions=(decision(),),
+    )
+
+    properties = score_json_schema(spec)["properties"]
+    assert "answer" not in properties
+    assert properties["rough"] == {"type": "number", "description": "How risky. Rounded to multiples of 0.05."}
+    assert score_row_schema(spec).names == list(properties)
