@@ -36,6 +36,7 @@ from offline.card import MAX_BATCH_SIZE, MODEL_FILE, load_card
 from offline.export import run_classifier
 from schemas.errors import InferenceError, ServiceError
 from schemas.view import FeatureView
+from streams.agents.worker import collect_seldom
 from streams.inference.arms import Arms
 from streams.inference.guard import GuardedModel
 from streams.inference.score_table import encode_scores
@@ -85,6 +86,7 @@ def run(*, quick: bool, tell: Tell) -> list[Figure]:
         InferenceError: Scores are not what the model answers.
         ServiceError: A service cannot be started.
     """
+    collect_seldom()  # as the scoring role does
     with own_services(["redis", "triton"]) as settings:
         shutil.copytree(_SHIPPED, settings.model_repository, dirs_exist_ok=True)
         model = settings.model_repository / LATE_ARRIVAL.name / "1" / MODEL_FILE

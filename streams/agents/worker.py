@@ -25,6 +25,16 @@ DRAIN_S: Final = 12.0
 """Seconds from SIGTERM to the end of the process, at most."""
 
 
+def collect_seldom() -> None:
+    """Have the collector look seldom, and not at what is there already, for the rest of the process.
+
+    Rows come and go by the ten thousand and are in no cycles: it would look at each again and again.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*_GC_THRESHOLDS)
+
+
 class _App(faust.App):  # type: ignore[misc]  # Faust has no type information
     """Faust's app, without its directories: what Headrace keeps is in Kafka."""
 
@@ -203,9 +213,6 @@ def run(
         end_in_time=_end_in_time,
     )
     app.task(watch.start)
-    # Rows come and go by the ten thousand and are in no cycles: the collector would look at each again and again.
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(*_GC_THRESHOLDS)
+    collect_seldom()
     worker = _Worker(app, loglevel=log_level, redirect_stdouts=False, quiet=True, logging_config=None)
     worker.execute_from_commandline()
