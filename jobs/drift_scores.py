@@ -73,6 +73,8 @@ def read_score_windows(
         ServiceError: Kafka cannot be read.
         DecodeError: A record of the topic is no score.
     """
+    published = {output.column: output for output in spec.outputs if output.is_published}
+    profiles = {column: profile for column, profile in profiles.items() if column in published}
     schema = pa.schema(
         [
             *(pa.field(name, pa.string()) for name in ("model_version", "arm", "served_by")),
@@ -91,7 +93,11 @@ def read_score_windows(
         part = scores.filter(pa.array(is_in & (starts == start)))
         is_by_model = pc.is_in(part["served_by"], value_set=_BY_MODEL)
         own = part.filter(pc.and_(is_by_model, pc.equal(part["model_version"], str(card.version))))
-        answers = np.column_stack([own[column].to_numpy() for column in profiles])
+        answers = np.empty((own.num_rows, len(profiles)))
+        for place, column in enumerate(profiles):
+            values = own[column].to_numpy()
+            # As the profile has them: 0.1 of JSON is another number than that of float32.
+            answers[:, place] = values.astype(np.float32) if published[column].type == "number" else values
         found.append(
             ScoreWindow(
                 start_us=int(start),

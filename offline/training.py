@@ -26,7 +26,7 @@ from offline.label import Label
 from offline.linear import check_linear, export_linear, fit_linear
 from offline.model_input import as_of_rows, join_inputs, matrix_without_defaults
 from offline.model_store import ModelStore
-from offline.profile import FeatureProfile, TrainingProfile, profile_inputs
+from offline.profile import FeatureProfile, TrainingProfile, profile_feature, profile_inputs
 from offline.release import FIRST, next_release
 from schemas.errors import ConfigError, SinkError
 from schemas.model import ModelSpec
@@ -489,9 +489,13 @@ def _golden(spec: ModelSpec, features: NDArray[np.float32], probabilities: NDArr
 
 
 def _answered(spec: ModelSpec, probabilities: NDArray[np.floating[Any]]) -> dict[str, FeatureProfile]:
-    """Profile of the answers as scores have them."""
-    both = np.column_stack([1 - probabilities, probabilities])
-    return profile_inputs([output.column for output in spec.outputs], both[:, [o.index for o in spec.outputs]])
+    """Profile of the answers as scores have them: float32, rounded, and of published outputs alone."""
+    both = np.column_stack([1 - probabilities, probabilities]).astype(np.float32)
+    return {
+        output.column: profile_feature(output.published(both[:, output.index]).astype(np.float64))
+        for output in spec.outputs
+        if output.is_published
+    }
 
 
 def _rounded(value: float | None) -> float | None:

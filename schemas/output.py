@@ -19,8 +19,8 @@ OUTPUT_TYPES: Final[dict[str, pa.DataType]] = {"number": pa.float32(), "integer"
 DATATYPES: Final[dict[str, Any]] = {"FP32": np.float32, "INT64": np.int64}
 """Tensor datatypes, spelled as the model server spells them, that models may use."""
 
-_MAX_INTEGER: Final = 2**53
-"""Above it neither float64 nor JSON tells one integer from the next."""
+_END_OF_INTEGERS: Final = 2**53
+"""From it on neither float64 nor JSON tells one integer from the next."""
 _NAME: Final = re.compile(r"[a-z][a-z0-9_]*")
 
 
@@ -70,7 +70,7 @@ class ModelOutput:
         within = f" within {bounds}" if bounds else ""
         if self.values:
             within = f" of {list(self.values)}"
-        elif self.type == "integer" and abs(value) > _MAX_INTEGER:
+        elif self.type == "integer" and abs(value) >= _END_OF_INTEGERS:
             within = " of at most 53 bits"
         is_exact = self.is_published and self.rounded_to is None
         got = "masked" if is_masked and not is_exact and math.isfinite(value) else f"{value:g}"
@@ -90,12 +90,14 @@ class ModelOutput:
     def wrong(self, values: NDArray[np.float64]) -> NDArray[np.bool_]:
         """Tell which values, ``(n_rows,)``, are no valid ones of this column."""
         is_wrong = ~np.isfinite(values)
+        # Bounds as the values are: the float32 nearest to 0.1 lies above it.
+        compared = np.float32 if self.type == "number" else np.float64
         if self.minimum is not None:
-            is_wrong |= values < self.minimum
+            is_wrong |= values < np.float64(compared(self.minimum))
         if self.maximum is not None:
-            is_wrong |= values > self.maximum
+            is_wrong |= values > np.float64(compared(self.maximum))
         if self.type != "number":
-            is_wrong |= (values != np.rint(values)) | (np.abs(values) > _MAX_INTEGER)
+            is_wrong |= (values != np.rint(values)) | (np.abs(values) >= _END_OF_INTEGERS)
         if self.type == "boolean":
             is_wrong |= (values != 0) & (values != 1)
         if self.values:
@@ -286,6 +288,11 @@ def check_outputs(
 
 def _check_values(output: ModelOutput, *, where: str) -> None:
     low, high = output.minimum, output.maximum
+    for name in ("minimum", "maximum", "rounded_to"):
+        value = getattr(output, name)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+            msg = f"{where}: `{name}` is {value!r}, expected a number; leave it out for none"
+            raise ConfigError(msg)
     if not all(bound is None or math.isfinite(bound) for bound in (low, high)) or (
         low is not None and high is not None and low > high
     ):

@@ -44,6 +44,8 @@ class _Held:
     champion: ServedModel
     candidate: ServedModel
     is_connected: bool = False
+    is_connecting: bool = False
+    check: asyncio.Task[None] | None = None
 
 
 class Versions:
@@ -113,24 +115,46 @@ class Versions:
                 logger.error("version %s of %s cannot be used here: %s", other.version, self._spec.name, exc)
 
     async def watch(self, every_s: float) -> None:
-        """Check each version that is open, every so many seconds (a fifth more or less at random), until cancelled."""
-        while True:
-            await asyncio.sleep(every_s * random.uniform(0.8, 1.2))  # noqa: S311 - no secret
-            await asyncio.gather(*(held.version.model.check() for held in self._held.values()))
+        """Check each version that is open, every so many seconds (a fifth more or less at random), until cancelled.
+
+        A check may take long, where a version is brought back: the others are not kept from theirs by it.
+        """
+        try:
+            while True:
+                await asyncio.sleep(every_s * random.uniform(0.8, 1.2))  # noqa: S311 - no secret
+                for held in self._held.values():
+                    if not held.is_connecting and (held.check is None or held.check.done()):
+                        held.check = asyncio.create_task(self._check(held))
+        finally:
+            for held in list(self._held.values()):
+                await _end(held.check)
+
+    async def _check(self, held: _Held) -> None:
+        try:
+            await held.version.model.check()
+        except Exception:
+            logger.exception("a version of %s could not be checked", self._spec.name)
 
     async def close_unused(self, entry: Entry) -> None:
         """Close the versions that a generation does not name; nothing may be under way with them any more."""
         state = entry.state
         for served in self._held.keys() - {state.champion, state.candidate, state.previous}:
             held = self._held.pop(served)
+            # A check that is under way would find its connection closed.
+            await _end(held.check)
             await held.version.model.close()
             await held.version.close()
 
     async def _connect(self, served: ServedVersion) -> None:
         held = self._held[served]
-        if not held.is_connected:
+        if held.is_connected:
+            return
+        held.is_connecting = True
+        try:
             await held.version.connect()
-            held.is_connected = True
+        finally:
+            held.is_connecting = False
+        held.is_connected = True
 
     def _hold(self, served: ServedVersion) -> _Held:
         if (held := self._held.get(served)) is None:
@@ -141,6 +165,12 @@ class Versions:
                 candidate=ServedModel(self._untended, served, model=version.model),
             )
         return held
+
+
+async def _end(check: asyncio.Task[None] | None) -> None:
+    if check is not None:
+        check.cancel()
+        await asyncio.wait([check])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -160,7 +160,7 @@ def unpack_columns(values: Sequence[bytes | None], *, view: FeatureView) -> Onli
     packing = packing_of(view)
     ours = [None if value is None or value[ORDER_END:TAG_END] != packing.tag else value[TAG_END:] for value in values]
     is_ours = np.array([value is not None for value in ours], dtype=np.bool_)
-    packed = orjson.loads(b"[%b]" % b",".join(filter(None, ours)))
+    packed = orjson.loads(b"[%b]" % b",".join([value for value in ours if value is not None]))
     columns = list(zip(*packed, strict=True)) or [()] * len(packing.columns)
     return OnlineColumns(
         row_of=pa.array(np.cumsum(is_ours, dtype=np.int32) - 1, mask=~is_ours),

@@ -27,6 +27,7 @@ from streams.inference.scorer import Scorer
 from streams.inference.tally import Tally
 from streams.inference.vector import VectorReader
 from streams.inference.versions import OpenVersion, Versions
+from streams.ports import Inference
 from tests.support.feature_rows import T0_US
 from tests.support.model_versions import FAILING, GOOD, SHIFTED, SIMILAR, by, probability
 from tests.support.scoring import VIEWS, FakeModel, FakeReader, make_spec, make_triggers
@@ -301,6 +302,86 @@ async def test_versions_are_connected_once_and_a_candidate_that_cannot_be_holds_
     bench.faults = {"1": AWAY}
     await bench.versions.connect(bench.arms)
     assert bench.connected == ["1", "2", "2", "2"]
+
+
+async def test_a_check_under_way_ends_with_its_version_and_the_others_go_on(benches: list[Bench]) -> None:
+    benches.append(bench := Bench(HALF))
+    is_asked: dict[str, asyncio.Event] = {"old": asyncio.Event(), "new": asyncio.Event()}
+
+    async def answer(*_: Any, **__: Any) -> Inference:
+        is_asked["old"].set()
+        return by(GOOD)(np.zeros((1, 5), dtype=np.float32))
+
+    async def hang(*_: Any, **__: Any) -> Inference:
+        is_asked["new"].set()
+        return await asyncio.get_running_loop().create_future()
+
+    bench.old.infer, bench.new.infer = answer, hang  # type: ignore[method-assign]
+    watch = asyncio.create_task(bench.versions.watch(0.001))
+    async with asyncio.timeout(30):
+        await is_asked["new"].wait()
+        for _ in range(3):  # one that hangs keeps none of the others from its checks
+            is_asked["old"].clear()
+            await is_asked["old"].wait()
+        await bench.versions.close_unused(Entry(generation=4, state=STABLE))
+        assert bench.closed == ["2"]
+        is_asked["old"].clear()
+        await is_asked["old"].wait()
+    assert not watch.done()
+    watch.cancel()
+    await asyncio.wait({watch})
+    assert watch.cancelled()
+
+
+@pytest.mark.parametrize("error", [asyncio.CancelledError(), RuntimeError("the channel is closed")])
+async def test_what_a_check_meets_ends_no_watch(benches: list[Bench], error: BaseException) -> None:
+    benches.append(bench := Bench(STABLE))
+    times: asyncio.Queue[None] = asyncio.Queue()
+
+    async def fail(*_: Any, **__: Any) -> Inference:
+        times.put_nowait(None)
+        raise error
+
+    bench.old.infer = fail  # type: ignore[method-assign]
+    watch = asyncio.create_task(bench.versions.watch(0.001))
+    async with asyncio.timeout(30):
+        for _ in range(3):
+            await times.get()
+    assert not watch.done()
+    watch.cancel()
+    await asyncio.wait({watch})
+
+
+async def test_a_version_that_is_being_connected_is_not_checked_meanwhile(benches: list[Bench]) -> None:
+    benches.append(bench := Bench(HALF))
+    is_connecting, may_go_on = asyncio.Event(), asyncio.Event()
+
+    async def connect() -> None:
+        is_connecting.set()
+        await may_go_on.wait()
+
+    held = bench.versions._held[NEW]
+    held.version = replace(held.version, connect=connect)
+    connecting = asyncio.create_task(bench.versions.connect(bench.arms))
+    watch = asyncio.create_task(bench.versions.watch(0.001))
+    is_asked: asyncio.Queue[None] = asyncio.Queue()
+
+    async def answer(*_: Any, **__: Any) -> Inference:
+        is_asked.put_nowait(None)
+        return by(GOOD)(np.zeros((1, 5), dtype=np.float32))
+
+    async with asyncio.timeout(30):
+        await is_connecting.wait()
+        bench.old.infer = answer  # type: ignore[method-assign]
+        for _ in range(3):
+            await is_asked.get()
+        assert bench.new.batches == []
+        may_go_on.set()
+        await connecting
+        bench.new.infer = answer  # type: ignore[method-assign]
+        assert held.is_connected
+    watch.cancel()
+    await asyncio.wait({watch})
 
 
 async def test_a_champion_that_cannot_be_connected_is_told(benches: list[Bench]) -> None:

@@ -156,6 +156,10 @@ def test_a_calibrated_model_keeps_rows_out_of_its_training_and_its_card_tells(
     answers = read_profile(tmp_path, card).outputs["probability"]
     assert answers.median == pytest.approx(np.median(table.apply(run_classifier(trained.onnx, later))), abs=0.02)
     assert answers.rows == len(later)
+    rounded = replace(make_spec().outputs[0], rounded_to=0.25)
+    kept = train_model(make_spec(outputs=(rounded,)), training_set, label=LABEL).profile
+    assert kept is not None
+    assert kept.outputs["probability"].values == (0.0, 0.25, 0.5, 0.75, 1.0)
     plain = write_model(tmp_path, train_model(make_spec(), training_set, label=LABEL), created_us=T0_US)
     assert (plain.semver, plain.calibration) == ("1.0.1", None)
 

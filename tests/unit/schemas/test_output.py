@@ -22,7 +22,8 @@ def output(**changes: Any) -> ModelOutput:
     [
         ({}, [0.0, -1e30, 0.5], [NAN, INF, -INF]),
         ({"minimum": 0, "maximum": 1}, [0.0, 1.0], [-1e-9, 1.0000001, NAN, INF]),
-        ({"type": "integer"}, [0.0, -3.0, 2.0**53], [0.5, 1e30, -1e30, NAN, INF]),
+        ({"minimum": -0.1, "maximum": 0.1}, [float(np.float32(0.1)), float(np.float32(-0.1))], [0.10001, -0.10001]),
+        ({"type": "integer"}, [0.0, -3.0, 2.0**53 - 1], [0.5, 2.0**53, -(2.0**53), 1e30, -1e30, NAN, INF]),
         ({"type": "integer", "values": (1, 3)}, [1.0, 3.0], [0.0, 2.0, 4.0, 1.5, NAN]),
         ({"type": "boolean"}, [0.0, 1.0], [2.0, -1.0, 0.5, NAN]),
     ],
@@ -52,6 +53,8 @@ def test_a_fault_says_what_was_expected(declared: dict[str, Any], value: float, 
         ({"minimum": 1, "maximum": 0}, r"`minimum` is 1 and `maximum` 0, expected finite numbers, the first no larger"),
         ({"minimum": NAN}, r"`minimum` is nan and `maximum` None, expected finite"),
         ({"maximum": INF}, r"`maximum` inf, expected finite"),
+        ({"maximum": "1"}, r"`maximum` is '1', expected a number; leave it out"),
+        ({"rounded_to": "0.1"}, r"`rounded_to` is '0.1', expected a number"),
         ({"values": (1, 2)}, r"`values` is \(1, 2\) of a number, expected them of an integer only"),
         (
             {"type": "integer", "values": (1, 1)},

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from schemas.aggregation import count, mean
 from schemas.row import Pane
-from streams.sinks.packing import pack_rows, unpack_columns, unpack_value
+from streams.sinks.packing import TAG_END, pack_rows, unpack_columns, unpack_value
 from streams.sinks.rows import ORDER_COLUMNS
 from tests.support.feature_rows import T0_US, make_rows, make_view
 
@@ -107,6 +107,16 @@ def test_features_are_told_apart_by_name_whatever_order_they_are_defined_in() ->
     value = unpack_value(packed, view=second)
     assert value is not None
     assert value.features == {"a": 4, "b": 0.5}
+
+
+EMPTY_INSIDE = pack_rows(make_rows(VIEW, [{}]), view=VIEW)[0][:TAG_END]
+"""A value of the right tag that has lost its end."""
+
+
+def test_a_value_that_has_lost_its_end_is_told_and_passes_for_no_other() -> None:
+    (whole,) = pack_rows(make_rows(VIEW, [{"clicks_5m": 7}]), view=VIEW)
+    with pytest.raises(ValueError, match="unexpected"):
+        unpack_columns([EMPTY_INSIDE, whole], view=VIEW)
 
 
 STORED = st.none() | st.sampled_from([b"", b"7", b"\xff" * 100]) | st.tuples(FEATURES, st.sampled_from(list(Pane)))
