@@ -61,7 +61,10 @@ def drift(
         typer.Option("--from", help="From this event time on; a date or RFC 3339.", show_default="after training"),
     ] = None,
     to: Annotated[
-        str | None, typer.Option(help="Before this event time; a date or RFC 3339.", show_default="all there is")
+        str | None,
+        typer.Option(
+            help="Before this event time; a date or RFC 3339.", show_default="the newest window, which is not over"
+        ),
     ] = None,
     window: Annotated[
         str, typer.Option(help="Length of a window; one that is shorter than a day sees the time of day as drift.")
@@ -100,8 +103,7 @@ def drift(
         msg = f"`--window` is {window}, expected more than 0, such as 1d"
         raise ConfigError(msg)
     card, profile = _trained(spec, settings.model_repository, version)
-    since_us = moment_us(from_, "--from")
-    since_us = parse_rfc3339_us(profile.until) + 1 if since_us is None else since_us
+    since_us = _first_us(from_, profile, width_us=width_us)
     until_us = moment_us(to, "--to")
     if until_us is not None and until_us <= since_us:
         msg = f"`--from` is {format_rfc3339(since_us)} and `--to` is {to}, expected the earlier one first"
@@ -137,6 +139,9 @@ def drift(
             width_us=width_us,
             confidence=confidence,
         )
+    if until_us is None:
+        # The newest window is not over yet: a morning is no day.
+        found, answered = found[:-1] or found, answered[:-1] or answered
     if metrics_file is not None and found:
         write_metrics_file(metrics_file, drift_metrics(card, found, answered))
     if as_json:
@@ -231,6 +236,12 @@ def _trained(spec: ModelSpec, repository: Path, version: int | None) -> tuple[Mo
         )
         raise ConfigError(msg)
     return card, profile
+
+
+def _first_us(from_: str | None, profile: TrainingProfile, *, width_us: int) -> int:
+    """The event time to begin at: where nothing is said, the window after that in which training ended."""
+    since_us = moment_us(from_, "--from")
+    return parse_rfc3339_us(profile.until) // width_us * width_us + width_us if since_us is None else since_us
 
 
 def _default_share(spec: ModelSpec, name: str, missing_share: float | None) -> float | None:

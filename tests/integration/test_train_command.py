@@ -135,9 +135,16 @@ def test_what_came_after_training_is_compared_with_it(run: Run, tmp_path: Path, 
     assert 'headrace_drift_drifted{input="airport_departures.distance",model="late_arrival",version="1"} 0.0' in said
     assert f'headrace_drift_window_rows{{model="late_arrival",version="1"}} {windows[-1]["rows"]}.0' in said
 
-    # From after training on: of its last hour there are rows with another date in UTC.
+    # From after training on: whole windows alone, the newest of which is not over yet.
     assert run("drift", "late_arrival") == DRIFTED
     assert "late_arrival version 1, " in capsys.readouterr().out
+    starts = []
+    for options in ((), ("--to", "2014-01-01")):
+        assert run("drift", "late_arrival", *options, "--json") == DRIFTED
+        starts.append([window["start"][:10] for window in json.loads(capsys.readouterr().out)["windows"]])
+    whole, all_there_is = starts
+    assert whole == all_there_is[:-1]
+    assert min(whole) > profile.until[:10]
     for options, code, message in (
         (("--from", "2013-02-01"), 1, "Nothing was judged: 0 rows in 0 windows from 2013-02-01"),
         (("--window", "2s"), 1, "expected some hundred in a window"),
