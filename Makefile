@@ -20,7 +20,7 @@ $(STAMP): requirements.lock pyproject.toml
 demo: setup
 	$(BIN)/headrace demo
 
-# In the order of the files, the long ones (chaos) first and the short ones (unit) last: both processes end together.
+# In the order of the files, the long ones (chaos) first and the short ones (unit) last: none is left to the end alone.
 test: setup
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 

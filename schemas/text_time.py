@@ -17,8 +17,8 @@ _ARROW_WIDTH: Final = len("2023-11-14 22:13:20.000000")
 def text_times(times: pa.Array) -> pa.Array:
     """Write timestamps as text, null where they are.
 
-    Arrow writes a time without a zone six times as fast as anything that takes a format, each as wide as the others
-    from year 0 to 9999; what it lacks is put in for all of them at once.
+    Arrow writes times without a zone, each as wide as the others from year 0 to 9999; what they lack is put in for all
+    of them at once. That takes a third of the time of a format.
     """
     us = pc.fill_null(times.view(pa.int64()), 0).to_numpy()
     is_wide = len(us) > 0 and (us.min() < _YEAR_0_US or us.max() >= _YEAR_10000_US)

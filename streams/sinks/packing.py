@@ -151,7 +151,7 @@ def unpack_value(value: bytes, *, view: FeatureView) -> UnpackedValue | None:
 
 
 def unpack_columns(values: Sequence[bytes | None], *, view: FeatureView) -> OnlineColumns:
-    """Unpack values into columns: one by one it takes six times as long.
+    """Unpack values into columns: one by one it takes five times as long.
 
     Args:
         values: Values as they are stored; None where there is none.
