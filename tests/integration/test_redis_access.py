@@ -14,14 +14,14 @@ from schemas.errors import ConfigError, ServiceError, SinkRejectedError, SinkUna
 from streams.sinks.online import OnlineReader, OnlineWriter, Status, WriteResult
 from streams.sinks.redis_client import REQUIRED_RIGHTS
 from tests.support.feature_rows import T0_US, make_rows, make_view
-from tests.support.redis import Watched, behind_tls, watched_by_sentinels
+from tests.support.redis import Watched, behind_tls, valkey, watched_by_sentinels
 
 VIEW = make_view("counts", features={"n": count().over("5m")})
 
 
 @pytest.fixture
 def server() -> Iterator[ValkeyServer]:
-    with ValkeyServer(save="") as server:
+    with valkey() as server:
         yield server
 
 

@@ -17,6 +17,7 @@ from schemas.errors import ConfigError, SchemaMismatchError, SinkRejectedError, 
 from schemas.row import Pane
 from streams.sinks.online import OnlineReader, OnlineWriter, Status, WriteResult, online_key
 from tests.support.feature_rows import T0_US, make_rows, make_view
+from tests.support.redis import valkey
 
 VIEW = make_view()
 COUNTS = make_view("counts", features={"n": count().over("5m")})
@@ -49,20 +50,13 @@ async def raw(redis_url: str) -> AsyncIterator[Any]:
 @pytest.fixture
 def own_redis() -> Iterator[ValkeyServer]:
     """A server that a test may stop and start."""
-    server = ValkeyServer(save="")
+    server = valkey()
     server.start()
     try:
         yield server
     finally:
         if server.is_running():
             server.stop()
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
 
 
 class TestTypes:
@@ -340,7 +334,7 @@ class TestFailures:
         assert value.status is Status.MISSING
 
     async def test_a_server_that_is_down_is_unavailable(self) -> None:
-        url = f"redis://user:secret@127.0.0.1:{free_port()}/0"
+        url = "redis://user:secret@127.0.0.1:1/0"
         async with OnlineWriter(url) as writer, OnlineReader(url) as reader:
             with pytest.raises(SinkUnavailableError, match=r"Redis at 127.0.0.1") as caught:
                 await writer.write(make_rows(COUNTS, [{}]), view=COUNTS)

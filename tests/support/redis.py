@@ -20,6 +20,15 @@ from infra.local.port import choose_ports
 from infra.local.process import ProcessIdentity, spawn, wait_until
 
 
+def valkey(**config: str) -> ValkeyServer:
+    """Describe a server that may be started, on a port that nobody else is likely to choose.
+
+    Left to itself the package takes the first free port from 16379 up: tests side by side then choose the same one, and
+    take the port of a server that another test has stopped for a while.
+    """
+    return ValkeyServer(port=choose_ports({"valkey": 0})["valkey"], config={"save": "", **config})
+
+
 @contextlib.contextmanager
 def behind_tls(port: int, directory: Path) -> Iterator[tuple[int, Path]]:
     """Terminate TLS in front of a server, as stunnel does; yields the port and the file of the authority.
@@ -110,9 +119,9 @@ def watched_by_sentinels(directory: Path, *, sentinels: int = 3) -> Iterator[Wat
     """Start a master, a replica and sentinels that replace the master after half a second."""
     ports = choose_ports({f"sentinel{n}": 0 for n in range(sentinels)})
     with ExitStack() as stack:
-        config = {"save": "", "repl-diskless-sync-delay": "0", "replica-announce-ip": "127.0.0.1"}
-        master = stack.enter_context(ValkeyServer(config=config))
-        replica = stack.enter_context(ValkeyServer(config=config))
+        config = {"repl-diskless-sync-delay": "0", "replica-announce-ip": "127.0.0.1"}
+        master = stack.enter_context(valkey(**config))
+        replica = stack.enter_context(valkey(**config))
         with redis.Redis(port=replica.port) as client:
             client.replicaof("127.0.0.1", master.port)
             assert wait_until(lambda: client.info("replication")["master_link_status"] == "up", timeout_s=30)
