@@ -132,17 +132,21 @@ class PartitionPipeline:
         return min([*self._next_offsets.values(), *(router.next_offset for router in self.routers)])
 
     def process(
-        self, batch: RawBatch, *, processing_time_us: int, computed_time_us: int | None, epoch: int | None
+        self,
+        batch: RawBatch,
+        *,
+        processing_time_us: int,
+        computed_time_us: int | None,
+        epoch: int | None,
+        read: ReadRows | None = None,
     ) -> Processed:
         """Run one raw batch through; batches come in offset order without gaps in time.
 
-        ``computed_time_us`` and ``epoch`` go into the rows; None where nothing is committed, as in a backfill.
+        ``computed_time_us`` and ``epoch`` go into the rows; None where nothing is committed, as in a backfill. ``read``
+        is what :func:`read_rows` made of the batch, where that has been done.
         """
-        read: ReadRows
-        if isinstance(self.source, EventSource):
-            read = SourceRows(batch, self.source)
-        else:
-            read = RepartitionedRows(batch, self.source, application=self._application)
+        if read is None:
+            read = read_rows(batch, self.source, application=self._application)
         rows, counts, watermarks = {}, {}, {}
         undecoded = read.rejected.append_column("view", pa.nulls(read.rejected.num_rows, pa.string()))
         rejected = [_from_offset(undecoded, "_offset", self._reject_from)]
@@ -252,6 +256,17 @@ class PartitionPipeline:
         for field in CONTEXT_COLUMNS:
             rows = rows.append_column(field, pa.repeat(pa.scalar(values[field.name], field.type), rows.num_rows))
         return rows
+
+
+def read_rows(batch: RawBatch, source: EventSource | ViewInput, *, application: str) -> ReadRows:
+    """Decode one raw batch of a source or of a repartition topic.
+
+    Raises:
+        DecodeError: A record of a repartition topic is none of a router.
+    """
+    if isinstance(source, EventSource):
+        return SourceRows(batch, source)
+    return RepartitionedRows(batch, source, application=application)
 
 
 def _after(offset: int | None) -> int:

@@ -21,13 +21,14 @@ from schemas.row import Pane
 from schemas.topology import connect
 from schemas.view import FeatureView
 from streams.agents.dead_letter import write_dead_letter
+from streams.agents.read_ahead import ReadAhead
 from streams.agents.worker import consume, consumer_config, create_app, fail
 from streams.agents.writer_schema import learn_writers
 from streams.batch import RawBatch
 from streams.lineage.openlineage import LineageEmitter
 from streams.observability.metrics import Metrics
-from streams.pipeline import PartitionPipeline, Processed, ViewStart
-from streams.repartition import Router, RouteState
+from streams.pipeline import PartitionPipeline, Processed, ViewStart, read_rows
+from streams.repartition import ReadRows, Router, RouteState
 from streams.state.changelog import Changelog, ViewState, read_states
 from streams.state.route_log import count_partitions, read_routes, write_route
 from streams.transport.epoch import Epoch
@@ -123,14 +124,18 @@ class FeaturesWorker:
             delivery=delivery,
             before_commit=self._write_state,
         )
+        self._learning = {topic: learn for topic in self._topology.topics if (learn := self._learn(topic)) is not None}
+        self._read_ahead = ReadAhead(self._read)
+        self._options.arriving = self._begin_reading
         for topic in self._topology.topics:
-            consume(self.app, topic, self._handle, lock=self._lock, before=self._learning(topic))
+            before = self._learning.get(topic, self._read_ahead.until_read)
+            consume(self.app, topic, self._handle, lock=self._lock, before=before)
         # A source that is routed says how many partitions it has before any of them has a row.
         sources = self._topology.sources.values()
         if self._topology.routes or any(source.idle_timeout_us is not None for source in sources):
             self.app.timer(interval=_IDLE_POLL_S)(self._poll_idle)
 
-    def _learning(self, topic: str) -> Callable[[Any], Awaitable[None]] | None:
+    def _learn(self, topic: str) -> Callable[[Any], Awaitable[None]] | None:
         """Make what waits for the schemas that payloads of a topic name; None where they name none."""
         own = self._topology.sources.get(topic)
         read = [own] if own is not None else self._topology.inputs[topic].sources
@@ -148,6 +153,15 @@ class FeaturesWorker:
 
         return learn
 
+    def _begin_reading(self, batch: RawBatch) -> None:
+        # What may name a schema that the registry has not told yet is read when it has.
+        if batch.topic not in self._learning:
+            self._read_ahead.begin(batch)
+
+    def _read(self, batch: RawBatch) -> ReadRows:
+        source = self._topology.inputs.get(batch.topic) or self._topology.sources[batch.topic]
+        return read_rows(batch, source, application=self._application)
+
     async def _handle(self, event: Any) -> None:
         await self._process(event.value)
         event.ack()
@@ -156,9 +170,10 @@ class FeaturesWorker:
         tp = (batch.topic, batch.partition)
         self._unwritten.add(tp)
         started = time.perf_counter()
+        read = await self._read_ahead.take(batch)
         now_us = time.time_ns() // 1_000
         processed = self._pipelines[tp].process(
-            batch, processing_time_us=now_us, computed_time_us=now_us, epoch=self._epoch.begin()
+            batch, processing_time_us=now_us, computed_time_us=now_us, epoch=self._epoch.begin(), read=read
         )
         for view in self._views(batch.topic):
             await self._write_rows(view, processed.rows[view.name], partition=batch.partition)
@@ -290,6 +305,7 @@ class FeaturesWorker:
     async def _begin(self) -> None:
         async with self._lock:
             await self._epoch.start()
+            self._read_ahead.forget()
             self._pipelines, self._progress, self._unwritten = {}, {}, set()
             self._is_released = False
 

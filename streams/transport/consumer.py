@@ -249,13 +249,16 @@ class ColumnarConsumer(FaustConsumer):  # type: ignore[misc]
             # partition has one step an epoch. What comes to several of them at one moment makes one round.
             await asyncio.sleep(max(_GATHER_S, self._round_due_s - time.monotonic()))
             self._round_due_s = time.monotonic() + self.commit_interval
-        records = {
-            tp: RawBatch.join(_pop(batches, max_rows=_MAX_ROWS))
-            for tp, batches in self._ready.items()
-            if batches and _is_in(tp, active_partitions)
-        }
-        for tp, record in records.items():
-            self._delivered[tp].append(_Delivered(int(record.offsets[0]), record.next_offset, record.size_bytes))
+        records = {}
+        for tp, batches in self._ready.items():
+            if not batches or not _is_in(tp, active_partitions):
+                continue
+            parts = _pop(batches, max_rows=_MAX_ROWS)
+            records[tp] = record = RawBatch.join(parts)
+            size_bytes = sum(part.size_bytes for part in parts)
+            self._delivered[tp].append(_Delivered(int(record.offsets[0]), record.next_offset, size_bytes))
+            if self.options.arriving is not None:
+                self.options.arriving(record)
         return records
 
     def _to_message(self, tp: TP, record: RawBatch) -> ConsumerMessage:
@@ -270,7 +273,6 @@ class ColumnarConsumer(FaustConsumer):  # type: ignore[misc]
             value=record,
             checksum=None,
             serialized_key_size=0,
-            serialized_value_size=record.size_bytes,
             tp=tp,
             generation_id=self._generation,
         )

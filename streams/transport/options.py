@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from streams.batch import RawBatch
+
 Partition = tuple[str, int]
 
 
@@ -45,6 +47,7 @@ class ConsumerOptions:
             cuts between the two.
         commit: Commits offsets (next offset by partition) with everything written since the last commit; None commits
             them to the group alone.
+        arriving: Told of each batch as it is handed over to its agent, which may be busy with others yet.
         prepare: Called each time that partitions have come, be it none, before their committed offsets are read:
             everything of before is void.
         start_offsets: Given what is committed of each assigned partition, returns where to start; partitions it leaves
@@ -65,6 +68,7 @@ class ConsumerOptions:
     max_held_bytes: int = 64 * 2**20
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     commit: Callable[[Mapping[Partition, int]], Awaitable[None]] | None = None
+    arriving: Callable[[RawBatch], None] | None = None
     prepare: Callable[[], Awaitable[None]] | None = None
     start_offsets: Callable[[Mapping[Partition, CommittedOffset]], Awaitable[Mapping[Partition, int]]] | None = None
     lost: Callable[[Partition, int], None] | None = None

@@ -13,11 +13,12 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
+from operator import itemgetter
 from typing import Any, Protocol, TypeVar, cast
 
 import confluent_kafka
 import numpy as np
-from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, Message, TopicPartition
 
 from streams.batch import Headers, RawBatch
 
@@ -186,8 +187,8 @@ class PollThread:
                 self._held_back_s += time.monotonic() - self._held_back_since_s
             self.is_held_back = is_over
 
-    def _deliver(self, consumer: confluent_kafka.Consumer, messages: list[confluent_kafka.Message]) -> None:
-        by_partition: dict[tuple[str, int], list[confluent_kafka.Message]] = {}
+    def _deliver(self, consumer: confluent_kafka.Consumer, messages: list[Message]) -> None:
+        by_partition: dict[tuple[str, int], list[Message]] = {}
         for message in messages:
             tp = cast("tuple[str, int]", (message.topic(), message.partition()))
             if (error := message.error()) is not None:
@@ -255,16 +256,17 @@ def _closed() -> KafkaException:
     return KafkaException(KafkaError(KafkaError._STATE, "the consumer is closed"))
 
 
-def to_columns(tp: tuple[str, int], rows: list[confluent_kafka.Message]) -> RawBatch:
+def to_columns(tp: tuple[str, int], rows: list[Message]) -> RawBatch:
     """Make columns of consecutive records of one topic partition; at least one."""
-    offsets = np.fromiter((row.offset() for row in rows), np.int64, len(rows))
+    # Each record of the log comes through here: methods that are mapped cost two thirds of calls in a loop.
+    offsets = np.fromiter(map(Message.offset, rows), np.int64, len(rows))
     return RawBatch(
         topic=tp[0],
         partition=tp[1],
         offsets=offsets,
-        broker_time_us=np.fromiter((row.timestamp()[1] for row in rows), np.int64, len(rows)) * 1_000,
-        keys=[row.key() for row in rows],
-        values=[row.value() for row in rows],
-        headers=cast("list[Headers]", [row.headers() for row in rows]),
+        broker_time_us=np.fromiter(map(itemgetter(1), map(Message.timestamp, rows)), np.int64, len(rows)) * 1_000,
+        keys=list(map(Message.key, rows)),
+        values=list(map(Message.value, rows)),
+        headers=cast("list[Headers]", list(map(Message.headers, rows))),
         next_offset=int(offsets[-1]) + 1,
     )

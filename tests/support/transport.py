@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from confluent_kafka import KafkaError, TopicPartition
+from confluent_kafka import KafkaError, Message, TopicPartition
 
 from streams.batch import Headers, RawBatch
 
@@ -38,38 +38,22 @@ def make_batch(
     )
 
 
-@dataclass
-class FakeMessage:
-    """A record, or an error, as confluent-kafka gives it."""
-
-    at: tuple[str, int]
-    number: int = 0
-    content: bytes | None = b"v"
-    failure: KafkaError | None = None
-
-    def topic(self) -> str:
-        return self.at[0]
-
-    def partition(self) -> int:
-        return self.at[1]
-
-    def offset(self) -> int:
-        return self.number
-
-    def key(self) -> bytes | None:
-        return None
-
-    def value(self) -> bytes | None:
-        return self.content
-
-    def headers(self) -> Headers:
-        return None
-
-    def timestamp(self) -> tuple[int, int]:
-        return (1, 1_000)
-
-    def error(self) -> KafkaError | None:
-        return self.failure
+def make_message(
+    at: tuple[str, int], number: int = 0, content: bytes | None = b"v", *, failure: KafkaError | None = None
+) -> Message:
+    """Make a record, or an error, as confluent-kafka gives it."""
+    return Message(
+        topic=at[0],
+        partition=at[1],
+        offset=number,
+        key=None,
+        value=content,
+        headers=None,
+        error=failure,
+        timestamp=(1, 1_000),
+        latency=0.0,
+        leader_epoch=0,
+    )
 
 
 class FakeKafkaConsumer:
@@ -86,7 +70,7 @@ class FakeKafkaConsumer:
         self.calls.append(("subscribe", topics))
         self.callbacks = callbacks
 
-    def consume(self, _: int, timeout: float) -> list[FakeMessage]:
+    def consume(self, _: int, timeout: float) -> list[Message]:
         if timeout == 0:
             return []
         self.polled.set()

@@ -4,11 +4,11 @@ from concurrent.futures import Future
 from typing import Any
 
 import pytest
-from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException
+from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, Message
 
 from streams.transport import poller as poller_module
 from streams.transport.poller import PollThread, to_columns
-from tests.support.transport import FakeApplication, FakeKafkaConsumer, FakeMessage
+from tests.support.transport import FakeApplication, FakeKafkaConsumer, make_message
 
 TIMEOUT_S = 10.0
 P0, P1 = ("t", 0), ("t", 1)
@@ -52,8 +52,8 @@ def assign(kafka: FakeKafkaConsumer, *partitions: tuple[str, int]) -> None:
     polled(kafka, lambda: kafka.rebalance("on_assign", *partitions))
 
 
-def messages(tp: tuple[str, int], *offsets: int) -> list[FakeMessage]:
-    return [FakeMessage(tp, offset) for offset in offsets]
+def messages(tp: tuple[str, int], *offsets: int) -> list[Message]:
+    return [make_message(tp, offset) for offset in offsets]
 
 
 def test_new_partitions_wait_for_a_seek(
@@ -166,7 +166,7 @@ def test_a_last_commit_that_fails_fails_the_worker(
 def test_the_end_of_a_partition_is_known_until_there_is_more(poller: PollThread, kafka: FakeKafkaConsumer) -> None:
     assign(kafka, P0)
     poller.seek({P0: 0}, generation=1).result(TIMEOUT_S)
-    end = FakeMessage(P0, 3, failure=KafkaError(KafkaError._PARTITION_EOF))
+    end = make_message(P0, 3, failure=KafkaError(KafkaError._PARTITION_EOF))
     polled(kafka, [*messages(P0, 0, 1, 2), end])
     assert poller.at_end == {P0: 3}
     polled(kafka, messages(P0, 3))
@@ -177,7 +177,7 @@ def test_the_end_of_a_partition_is_known_until_there_is_more(poller: PollThread,
 def test_an_error_that_does_not_pass_ends_polling_and_is_told(
     kafka: FakeKafkaConsumer, application: FakeApplication, poller: PollThread, code: int
 ) -> None:
-    kafka.script.append([FakeMessage(P0, failure=KafkaError(code))])
+    kafka.script.append([make_message(P0, failure=KafkaError(code))])
     until(application, lambda: bool(application.errors))
     assert isinstance(application.errors[0], KafkaException)
     with pytest.raises(KafkaException, match="closed"):
@@ -187,7 +187,7 @@ def test_an_error_that_does_not_pass_ends_polling_and_is_told(
 def test_an_error_that_passes_by_itself_does_not_end_polling(
     poller: PollThread, kafka: FakeKafkaConsumer, application: FakeApplication
 ) -> None:
-    polled(kafka, [FakeMessage(P0, failure=KafkaError(KafkaError._ALL_BROKERS_DOWN))])
+    polled(kafka, [make_message(P0, failure=KafkaError(KafkaError._ALL_BROKERS_DOWN))])
     assert application.errors == []
     assert poller.call(lambda _: 1).result(TIMEOUT_S) == 1
 
@@ -216,7 +216,7 @@ def test_no_call_waits_for_a_thread_that_has_ended(kafka: FakeKafkaConsumer, app
 
 
 def test_columns_hold_each_record_in_order() -> None:
-    batch = to_columns(P1, [FakeMessage(P1, 4, b"abc"), FakeMessage(P1, 7, None)])  # type: ignore[list-item]  # fakes
+    batch = to_columns(P1, [make_message(P1, 4, b"abc"), make_message(P1, 7, None)])
     assert (batch.topic, batch.partition) == P1
     assert batch.offsets.tolist() == [4, 7]
     assert batch.broker_time_us.tolist() == [1_000_000, 1_000_000]
