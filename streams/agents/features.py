@@ -386,7 +386,7 @@ class FeaturesWorker:
         for view, counts in processed.counts.items():
             self._metrics.rows_counted("features", view, asdict(counts))
             rows = processed.rows[view]
-            newest = pc.max(rows.filter(pc.equal(rows.column("pane"), Pane.EARLY)).column("event_time"))
+            newest = pc.max(rows.column("event_time").filter(pc.equal(rows.column("pane"), Pane.EARLY)))
             self._metrics.watermark(
                 view,
                 partition=batch.partition,
