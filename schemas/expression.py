@@ -3,7 +3,8 @@
 ``event_type == 'click' and (amount > 10 or country in ('CH', 'AT'))`` is parsed by Python's own parser and then checked
 node by node against a list of what is allowed; nothing is ever evaluated as Python.
 
-- Comparisons ``== != < <= > >=`` (chains too), ``in``, ``not in``, ``is null``, ``is not null``.
+- Comparisons ``== != < <= > >=`` (chains too), ``in``, ``not in``, ``is null``, ``is not null``. Whole numbers are
+  compared exactly; with a float they are compared in float64, which rounds those beyond 2**53.
 - ``and``, ``or``, ``not`` in three-valued logic; a comparison with null is null. A row passes where the filter is true.
 - Arithmetic ``+ - * / %`` in float64; division by zero is null; ``%`` takes the sign of its divisor.
 - Functions: see :data:`FUNCTION_NAMES`.
