@@ -41,6 +41,8 @@ _STATE_INTERVAL_S = 2.0
 _STATE_SHARE = 0.05
 """Of the time, what writing the state of a partition may take: a large state is written less often."""
 _IDLE_POLL_S = 1.0
+_ROWS_AT_ONCE = 50_000
+"""Rows of output that are text at a time."""
 
 
 @dataclass(kw_only=True)
@@ -199,9 +201,11 @@ class FeaturesWorker:
         return self._topology.views.get(topic, ())
 
     async def _write_rows(self, view: FeatureView, rows: pa.Table, *, partition: int) -> None:
-        await self._epoch.write_rows(
-            view.topic, partition=partition, keys=encode_keys(rows.column(view.entity.key)), values=encode_rows(rows)
-        )
+        # A tick may fire a pane for each key at once: as text they take many times the room of their columns.
+        for start in range(0, rows.num_rows, _ROWS_AT_ONCE):
+            part = rows.slice(start, _ROWS_AT_ONCE)
+            keys, values = encode_keys(part.column(view.entity.key)), encode_rows(part)
+            await self._epoch.write_rows(view.topic, partition=partition, keys=keys, values=values)
 
     async def _poll_idle(self) -> None:
         """Let the watermarks of idle partitions move on with the clock, each step and its rows in an epoch."""
