@@ -41,6 +41,7 @@ SCORE_COLUMNS: Final = (
 """Columns of every score; a model's outputs and decisions stand beside them."""
 
 _MAX_HOLD_US: Final = 60_000_000
+_MAX_FRESHNESS_US: Final = 30_000_000
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 _VERSION = re.compile(r"[1-9][0-9]*")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -136,6 +137,8 @@ class ModelSpec:
         max_age: Age, against the trigger's event time, above which a looked-up value counts as missing; None: never.
         hold_for: How long after its event came to the broker a row waits for looked-up values that are missing or
             stale, and may yet come; None: not at all. Rows behind it wait as well.
+        freshness: Within what time after its event came to the broker a score is to be readable: rows gather into a
+            batch until the first of them has to go. None: rows wait for others for 10 ms at most.
         on_incomplete: What becomes of a row that still has an input without a value or default: ``score`` it with what
             there is, and say so in ``complete``, or ``reject`` it to the dead-letter topic.
         ladder: What answers while the model does not. It has to be there: ``NO_LADDER`` says that rows are to wait.
@@ -153,6 +156,7 @@ class ModelSpec:
     input_tensor: str = "features"
     max_age: str | None = None
     hold_for: str | None = None
+    freshness: str | None = None
     on_incomplete: str = "score"
     owner: str = ""
 
@@ -170,6 +174,12 @@ class ModelSpec:
             msg = (
                 f"model {self.name}: `hold_for` is {self.hold_for}, expected more than 0 and at most 1m, for all rows "
                 "wait behind one that is held; leave it out for none to be"
+            )
+            raise ConfigError(msg)
+        if self.freshness_us is not None and not 0 < self.freshness_us <= _MAX_FRESHNESS_US:
+            msg = (
+                f"model {self.name}: `freshness` is {self.freshness}, expected more than 0 and at most 30s, for rows "
+                "wait nearly as long for others; leave it out for 10 ms"
             )
             raise ConfigError(msg)
         if self.on_incomplete not in ON_INCOMPLETE:
@@ -270,6 +280,11 @@ class ModelSpec:
     def hold_for_us(self) -> int:
         """How long a row waits for looked-up values, from when its event came to the broker, in microseconds."""
         return 0 if self.hold_for is None else parse_duration_us(self.hold_for, field="hold_for")
+
+    @property
+    def freshness_us(self) -> int | None:
+        """How old an event may be when its score is readable, in microseconds; None where nothing is promised."""
+        return None if self.freshness is None else parse_duration_us(self.freshness, field="freshness")
 
     @cached_property
     def lookups(self) -> dict[ViewReference, str]:

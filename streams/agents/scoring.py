@@ -1,7 +1,9 @@
 """The scoring role: as-of rows of a model's trigger view in, scores out, in the Kafka transaction of their offsets.
 
-Rows gather into micro-batches until one is full or the first of its rows has waited long enough. While the online store
-or the model server does not answer, rows wait in Kafka; a row whose score would be invalid becomes a dead letter.
+Rows gather into micro-batches, across what is read at once, until one is full or the first of its rows has to go.
+Several are on the way at once: while one is at the model server, others are looked up, and more rows are read. They are
+written in their order, and what was read together is acknowledged once all its scores are written. While the online
+store or the model server does not answer, rows wait in Kafka; a row whose score would be invalid becomes a dead letter.
 """
 
 import asyncio
@@ -26,6 +28,9 @@ from streams.agents.feature_topic import decode_feature_rows
 from streams.agents.worker import consume, consumer_config, create_app, fail
 from streams.batch import RawBatch
 from streams.inference.batcher import MicroBatch, MicroBatcher
+from streams.inference.deadline import Pace, wait_us
+from streams.inference.in_flight import InFlight
+from streams.inference.outbox import Outbox, Part
 from streams.inference.score_table import encode_scores, with_total_latency
 from streams.inference.scorer import Scored, Scorer
 from streams.lineage.openlineage import LineageEmitter
@@ -39,8 +44,9 @@ Answer = TypeVar("Answer")
 MAX_BATCH_ROWS: Final = 4_096
 _MAX_BATCH_BYTES: Final = 64 * 2**20
 _MAX_WAIT_US: Final = 10_000
-_MAX_SIDE_BY_SIDE: Final = 4
-"""Batches that are scored at once: more would wait for the same server, and hold memory."""
+"""How long a row waits for others where its model promises no freshness."""
+_MAX_IN_FLIGHT: Final = 4
+"""Batches on the way at once: more would wait for the same server, and hold memory."""
 _MAX_RETRY_S: Final = 2.0
 _RELEASE_GRACE_S: Final = 5.0
 _START_GRACE_S: Final = 10.0
@@ -54,10 +60,19 @@ class _ReleasedError(Exception):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Chunk:
-    """Rows that came together, and the event to acknowledge when all of them are scored."""
+    """Rows that came together, when, and the event to acknowledge when all of them are scored."""
 
     event: Any
     batch: RawBatch
+    came_us: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Made:
+    """What became of a batch, and when that was begun, by the monotonic clock."""
+
+    scored: Scored
+    began_us: int
 
 
 class ScoringWorker:
@@ -104,12 +119,14 @@ class ScoringWorker:
         self._watch_versions = watch
         self._metrics = metrics
         self._lineage = lineage
-        self._batcher = self._new_batcher()
         self._is_connected = False
         self._connecting = asyncio.Lock()
         self._released = asyncio.Event()
-        # A batch was left out: what came after it must not be written either, since its offsets come later.
-        self._is_cut = False
+        self._arrived = asyncio.Event()
+        self._begin_anew()
+        # How long a batch and a commit take, and how long a commit may be waited for.
+        self._scoring_pace, self._commit_pace = Pace(), Pace()
+        self._commit_interval_us = int(commit_interval_s * 1e6)
         # Of the scores in the open epoch: when their events came to the broker.
         self._uncommitted: list[pa.ChunkedArray] = []
         group = f"{application}.scoring.{model.name}"
@@ -131,7 +148,6 @@ class ScoringWorker:
         # Scoring may wait long for a service. Commits go on meanwhile: only writing keeps them off.
         self._scoring = asyncio.Lock()
         self._lock = options.lock
-        self._arrived = asyncio.Event()
         self._epoch = Epoch(
             {"bootstrap.servers": brokers},
             transactional_id=f"headrace.{group}.{worker_id}",
@@ -143,24 +159,42 @@ class ScoringWorker:
         self.app.task(self._follow)
         self.app.task(self._watch)
 
+    def _begin_anew(self) -> None:
+        self._batcher = MicroBatcher[_Chunk](
+            max_rows=MAX_BATCH_ROWS,
+            max_bytes=_MAX_BATCH_BYTES,
+            max_wait_us=_MAX_WAIT_US if self._model.freshness_us is None else self._model.freshness_us,
+        )
+        self._outbox = Outbox[_Chunk]()
+        self._in_flight = InFlight[MicroBatch[_Chunk], _Made](
+            self._score, hand_on=self._hand_on, places=_MAX_IN_FLIGHT, failed=self._arrived.set
+        )
+
     async def _begin(self) -> None:
         async with self._scoring, self._lock:
+            await self._in_flight.cancel()
             await self._epoch.start()
-            self._batcher = self._new_batcher()
+            self._begin_anew()
             self._uncommitted = []
-            self._is_cut = False
             self._released.clear()
 
     async def _abandon(self) -> None:
+        await self._in_flight.cancel()
         await self._epoch.abort()
 
     async def _release(self, _: set[Partition], lost: bool) -> bool:
-        # From here on a batch that waits for a service gives up: who has its partition next scores it.
+        # From here on a batch that waits for a service gives up: who has its partition next scores it and what follows.
         self._released.set()
         async with self._scoring:
-            if not lost and (batch := self._batcher.take()) is not None:
-                await self._score_unless_released([batch])
-            self._batcher = self._new_batcher()
+            if lost:
+                async with self._lock:  # none of them is half written
+                    await self._in_flight.cancel()
+            else:
+                with contextlib.suppress(_ReleasedError):
+                    if (batch := self._batcher.take()) is not None:
+                        await self._in_flight.put(batch)
+                    await self._in_flight.settle()
+            self._begin_anew()
             return True
 
     async def _handle(self, event: Any) -> None:
@@ -168,33 +202,55 @@ class ScoringWorker:
             return
         found = decode_feature_rows(event.value, self._view)
         self._metrics.rows_of_other_definitions("scoring", self._view.name, found.of_other_definitions)
-        chunk = _Chunk(event=event, batch=found.batch)
-        batches = self._batcher.add(found.rows, chunk=chunk, now_us=time.monotonic_ns() // 1_000)
-        # A commit must never cut through a chunk: what a full batch has left of it goes at once.
-        if batches and (rest := self._batcher.take()) is not None:
-            batches.append(rest)
-        await self._score_unless_released(batches)
+        came_us, now_us = time.time_ns() // 1_000, time.monotonic_ns() // 1_000
+        chunk = _Chunk(event=event, batch=found.batch, came_us=came_us)
+        may_wait_us = self._may_wait_us(found.rows, now_us=came_us)
+        deadline_us = None if may_wait_us is None else now_us + may_wait_us
+        batches = self._batcher.add(found.rows, chunk=chunk, now_us=now_us, deadline_us=deadline_us)
         self._arrived.set()
+        with contextlib.suppress(_ReleasedError):
+            for batch in batches:
+                await self._in_flight.put(batch)
+
+    def _may_wait_us(self, rows: pa.Table, *, now_us: int) -> int | None:
+        """Tell how long rows may wait for others and still be scored in time; no longer than they would anyway."""
+        if self._model.freshness_us is None:
+            return None
+        reserve_us = self._scoring_pace.us + self._commit_pace.us + self._commit_interval_us
+        found_us = wait_us(rows, freshness_us=self._model.freshness_us, reserve_us=reserve_us, now_us=now_us)
+        return _MAX_WAIT_US if found_us is None else found_us
 
     async def _score_when_due(self) -> None:
         try:
             with contextlib.suppress(_ReleasedError):
                 await self._until_connected()
             while not self.app.should_stop:
-                due_us = self._batcher.next_deadline_us
-                if due_us is None:
-                    self._arrived.clear()
-                    await self._arrived.wait()
-                    continue
-                await asyncio.sleep(max(0, due_us - time.monotonic_ns() // 1_000) / 1e6)
-                async with self._scoring:
-                    batch = self._batcher.take_due(time.monotonic_ns() // 1_000)
-                    if batch is not None:
-                        await self._score_unless_released([batch])
+                with contextlib.suppress(_ReleasedError):
+                    await self._score_next()
         except Exception as exc:
             logger.exception("scoring failed")
             await fail(self.app, exc)
             raise
+
+    async def _score_next(self) -> None:
+        """Wait until rows are due, and score them; or until others have come, which may be due sooner."""
+        self._arrived.clear()
+        try:
+            self._in_flight.check()
+        except _ReleasedError:
+            await self._arrived.wait()
+            return
+        due_us = self._batcher.next_deadline_us
+        left_s = None if due_us is None else (due_us - time.monotonic_ns() // 1_000) / 1e6
+        if left_s is None or left_s > 0:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._arrived.wait(), left_s)
+            return
+        # A batch that is due and finds no place goes on filling.
+        await self._in_flight.room()
+        async with self._scoring:
+            if (batch := self._batcher.take_due(time.monotonic_ns() // 1_000)) is not None:
+                await self._in_flight.put(batch)
 
     async def _follow(self) -> None:
         # One worker judges a rollout: whoever has this partition, which is always somebody's.
@@ -214,41 +270,9 @@ class ScoringWorker:
             await fail(self.app, exc)
             raise
 
-    async def _score_unless_released(self, batches: Sequence[MicroBatch[_Chunk]]) -> None:
-        """Score batches and write all of them, or none, where their partitions go before they are scored."""
-        if self._is_cut:
-            return
-        started_us = time.time_ns() // 1_000
-        try:
-            await self._until_connected()
-            made = await self._score_side_by_side(batches)
-        except _ReleasedError:
-            self._is_cut = True
-            return
-        async with self._lock:
-            for batch, scored in zip(batches, made, strict=True):
-                await self._write(batch, scored)
-        self._tell_lineage(batches, made, started_us=started_us)
-
-    async def _score_side_by_side(self, batches: Sequence[MicroBatch[_Chunk]]) -> list[Scored]:
-        """Score several batches: one is looked up while another is at the server; they are written in their order."""
-        places = asyncio.Semaphore(_MAX_SIDE_BY_SIDE)
-
-        async def score(batch: MicroBatch[_Chunk]) -> Scored:
-            async with places:
-                return await self._score(batch)
-
-        tasks = [asyncio.ensure_future(score(batch)) for batch in batches]
-        try:
-            return list(await asyncio.gather(*tasks))
-        finally:
-            # Where one fails, none of the others goes on behind what comes next.
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _score(self, batch: MicroBatch[_Chunk]) -> Scored:
-        started = time.perf_counter()
+    async def _score(self, batch: MicroBatch[_Chunk]) -> _Made:
+        await self._until_connected()
+        began_us = time.monotonic_ns() // 1_000
         scored = await self._until_available(
             lambda: self._scorer.score(
                 batch.rows,
@@ -256,8 +280,20 @@ class ScoringWorker:
                 on_failure=lambda store: self._metrics.store_retried("scoring", store=store),
             )
         )
-        self._metrics.batch_processed("scoring", rows=batch.rows.num_rows, seconds=time.perf_counter() - started)
-        return scored
+        seconds = (time.monotonic_ns() // 1_000 - began_us) / 1e6
+        self._metrics.batch_processed("scoring", rows=batch.rows.num_rows, seconds=seconds)
+        return _Made(scored=scored, began_us=began_us)
+
+    async def _hand_on(self, batch: MicroBatch[_Chunk], made: _Made) -> None:
+        """Write the scores of the chunks that the batch completes, and acknowledge them, with no commit between."""
+        parts = self._outbox.add(batch, made.scored)
+        async with self._lock:
+            for part in parts:
+                await self._write(part.batch, part.scored)
+            for chunk in batch.completed:
+                chunk.event.ack()
+        self._scoring_pace.took(time.monotonic_ns() // 1_000 - made.began_us)
+        self._tell_lineage(parts, batch.completed)
 
     async def _write(self, batch: MicroBatch[_Chunk], scored: Scored) -> None:
         broker_time = batch.rows["broker_time"].take(pa.array(scored.scored_rows))
@@ -269,8 +305,6 @@ class ScoringWorker:
             values=encode_scores(scores),
         )
         await self._write_dead_letters(batch, scored.dead_letters)
-        for chunk in batch.completed:
-            chunk.event.ack()
         self._uncommitted.append(broker_time)
         self._measure(scores, scored)
 
@@ -292,30 +326,32 @@ class ScoringWorker:
                 request_id=batch.rows["request_id"][row].as_py(),
             )
 
-    def _tell_lineage(self, batches: Sequence[MicroBatch[_Chunk]], made: Sequence[Scored], *, started_us: int) -> None:
+    def _tell_lineage(self, parts: Sequence[Part[_Chunk]], completed: Sequence[_Chunk]) -> None:
         scores: Counter[int] = Counter()
-        found = {version for scored in made for version in pc.unique(scored.scores["model_version"]).to_pylist()}
+        found = {version for part in parts for version in pc.unique(part.scored.scores["model_version"]).to_pylist()}
         versions = ", ".join(sorted(found, key=int)) or self._scorer.arms.entry.state.champion.version
-        for batch, scored in zip(batches, made, strict=True):
-            for span in batch.spans:
-                first, last = np.searchsorted(scored.scored_rows, [span.start, span.start + span.n_rows])
+        for part in parts:
+            for span in part.batch.spans:
+                first, last = np.searchsorted(part.scored.scored_rows, [span.start, span.start + span.n_rows])
                 scores[id(span.chunk)] += int(last - first)
-            for chunk in batch.completed:
-                self._lineage.scores_done(
-                    self._model,
-                    view=self._view,
-                    partition=chunk.batch.partition,
-                    offsets=(int(chunk.batch.offsets[0]), chunk.batch.next_offset),
-                    rows=len(chunk.batch),
-                    scores=scores[id(chunk)],
-                    started_us=started_us,
-                    model_version=versions,
-                )
+        for chunk in completed:
+            self._lineage.scores_done(
+                self._model,
+                view=self._view,
+                partition=chunk.batch.partition,
+                offsets=(int(chunk.batch.offsets[0]), chunk.batch.next_offset),
+                rows=len(chunk.batch),
+                scores=scores[id(chunk)],
+                started_us=chunk.came_us,
+                model_version=versions,
+            )
 
     async def _commit(self, offsets: Mapping[Partition, int]) -> None:
         started = time.perf_counter()
         await self._epoch.commit(offsets)
-        self._metrics.epoch_committed("scoring", seconds=time.perf_counter() - started)
+        seconds = time.perf_counter() - started
+        self._commit_pace.took(int(seconds * 1e6))
+        self._metrics.epoch_committed("scoring", seconds=seconds)
         committed_us = time.time_ns() // 1_000
         for broker_time in self._uncommitted:
             self._metrics.score_committed(self._model.name, broker_time=broker_time, committed_time_us=committed_us)
@@ -392,10 +428,6 @@ class ScoringWorker:
             self._metrics.rows_counted("scoring", self._view.name, {"ignored": rows}, reason=reason)
         if scored.dead_letters.num_rows:
             self._metrics.dead_letters(self._view.topic, scored.dead_letters["reason"])
-
-    @staticmethod
-    def _new_batcher() -> MicroBatcher[_Chunk]:
-        return MicroBatcher(max_rows=MAX_BATCH_ROWS, max_bytes=_MAX_BATCH_BYTES, max_wait_us=_MAX_WAIT_US)
 
 
 def _counted(scores: pa.Table) -> dict[tuple[str, str], tuple[int, int]]:

@@ -8,8 +8,8 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Final
+from dataclasses import dataclass, field, replace
+from typing import Final, Self
 
 import numpy as np
 import pyarrow as pa
@@ -52,6 +52,20 @@ class Scored:
     lookup_ms: float = 0.0
     inference_ms: float = 0.0
     fallen: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+    def between(self, start: int, stop: int) -> Self:
+        """Keep what became of the rows ``start`` to ``stop``; what is only counted stays with the first row."""
+        first, last = np.searchsorted(self.scored_rows, [start, stop])
+        position = self.dead_letters["_row"]
+        is_kept = pc.and_(pc.greater_equal(position, start), pc.less(position, stop))
+        return replace(
+            self,
+            scores=self.scores.slice(first, last - first),
+            dead_letters=self.dead_letters.filter(is_kept),
+            scored_rows=self.scored_rows[first:last],
+            ignored=self.ignored if start == 0 else {},
+            fallen=self.fallen if start == 0 else Counter(),
+        )
 
 
 class Scorer:

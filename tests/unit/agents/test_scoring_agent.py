@@ -129,10 +129,11 @@ def make_event(first_offset: int, n_rows: int, *, partition: int = 0, **changes:
         keys=[b"JFK"] * n_rows,
         headers=[[("trace", str(first_offset + n).encode())] for n in range(n_rows)],
     )
-    event = SimpleNamespace(value=batch, acks=0)
+    event = SimpleNamespace(value=batch, acks=0, acked=asyncio.Event())
 
     def ack() -> None:
         event.acks += 1
+        event.acked.set()
 
     event.ack = ack
     return event
@@ -147,6 +148,12 @@ async def handle(worker: ScoringWorker, event: Any) -> None:
         await worker._handle(event)
 
 
+async def score_all(worker: ScoringWorker, event: Any) -> None:
+    """Handle an event and see all that waits through, as where partitions go."""
+    await handle(worker, event)
+    assert await worker._release({(TRIPS.topic, 0)}, False)
+
+
 async def test_rows_wait_for_others_and_are_acknowledged_once_written(worker: ScoringWorker) -> None:
     first, second = make_event(0, 2), make_event(2, 3)
     await handle(worker, first)
@@ -157,14 +164,20 @@ async def test_rows_wait_for_others_and_are_acknowledged_once_written(worker: Sc
     assert (first.acks, second.acks) == (1, 1)
 
 
-async def test_a_full_batch_goes_at_once_with_what_is_left_of_its_chunk(worker: ScoringWorker) -> None:
-    event = make_event(0, MAX_BATCH_ROWS + 1)
-    await handle(worker, event)
-    assert written(worker) == MAX_BATCH_ROWS + 1
-    assert event.acks == 1
+async def test_a_full_batch_goes_at_once_and_what_is_left_waits_for_others(worker: ScoringWorker) -> None:
+    first, second = make_event(0, MAX_BATCH_ROWS + 1), make_event(MAX_BATCH_ROWS + 1, MAX_BATCH_ROWS - 1)
+    await handle(worker, first)
+    await worker._in_flight.settle()
+    assert len(worker._batcher) == 1
+    assert written(worker) == 0, "a commit would cut through the chunk"
+    assert first.acks == 0
+    await handle(worker, second)
+    await worker._in_flight.settle()
+    assert written(worker) == 2 * MAX_BATCH_ROWS
+    assert (first.acks, second.acks) == (1, 1)
 
 
-async def test_batches_of_a_chunk_are_scored_side_by_side_and_written_in_their_order(
+async def test_batches_are_scored_side_by_side_across_chunks_and_written_in_their_order(
     worker: ScoringWorker, model: Gate
 ) -> None:
     await worker._until_connected()
@@ -181,23 +194,73 @@ async def test_batches_of_a_chunk_are_scored_side_by_side_and_written_in_their_o
         return await model.inner.infer(features, timeout_s=timeout_s)
 
     model.infer = answer_last_first  # type: ignore[method-assign]  # answers once three are asked, the last one first
-    event = make_event(0, 2 * MAX_BATCH_ROWS + 1)
-    await asyncio.wait_for(handle(worker, event), 30)
+    size = 3 * MAX_BATCH_ROWS // 2
+    events = [make_event(0, size, partition=0), make_event(size, size, partition=1)]
+    for event in events:
+        await handle(worker, event)
+    await asyncio.wait_for(worker._in_flight.settle(), 30)
     requests = [json.loads(row)["request_id"] for row in worker._epoch.rows]  # type: ignore[attr-defined]  # a fake
-    assert requests == [f"r{number}" for number in range(2 * MAX_BATCH_ROWS + 1)]
-    assert event.acks == 1
+    assert requests == [f"r{number}" for number in range(2 * size)]
+    assert [event.acks for event in events] == [1, 1]
+
+
+async def test_rows_go_when_the_freshness_of_the_oldest_asks_for_it_whoever_came_first(
+    worker: ScoringWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker._model = make_spec(freshness="20s")
+    worker._begin_anew()
+    wall_us, clock_us = T0_US, 5_000_000
+    monkeypatch.setattr(scoring_module.time, "time_ns", lambda: wall_us * 1_000)
+    monkeypatch.setattr(scoring_module.time, "monotonic_ns", lambda: clock_us * 1_000)
+    reserve_us = 100_000  # the commit interval: nothing has been scored or committed yet
+    await handle(worker, make_event(0, 1, broker_time=wall_us - 1_000_000))
+    assert worker._batcher.next_deadline_us == clock_us + 19_000_000 - reserve_us
+
+    await handle(worker, make_event(1, 1, broker_time=wall_us - 4_000_000))
+    assert worker._batcher.next_deadline_us == clock_us + 16_000_000 - reserve_us
+
+    await handle(worker, make_event(2, 1, broker_time=wall_us - 3_000_000))
+    await handle(worker, make_event(3, 1, broker_time=None))
+    assert worker._batcher.next_deadline_us == clock_us + 10_000, "who does not know its age waits little"
+
+    worker._scoring_pace.took(600_000)
+    worker._commit_pace.took(50_000)
+    await handle(worker, make_event(4, 1, broker_time=wall_us - 19_500_000))
+    assert worker._batcher.next_deadline_us == clock_us, "it is late as it is"
+
+
+async def test_rows_that_are_due_sooner_than_those_that_wait_are_not_waited_with(worker: ScoringWorker) -> None:
+    worker._model = make_spec(freshness="30s")
+    worker._begin_anew()
+    now_us = scoring_module.time.time_ns() // 1_000
+    scoring = asyncio.ensure_future(worker._score_when_due())
+    waits, late = make_event(0, 1, broker_time=now_us), make_event(1, 1, broker_time=now_us - 60_000_000)
+    await handle(worker, waits)
+    await asyncio.sleep(0)  # the worker begins to wait
+    await handle(worker, late)
+    await asyncio.wait_for(late.acked.wait(), 10)
+    assert waits.acks == 1
+    scoring.cancel()
+
+
+async def test_no_commit_comes_between_the_rows_of_a_chunk(worker: ScoringWorker, model: Gate) -> None:
+    event = make_event(0, 2 * MAX_BATCH_ROWS)
+    async with worker._lock:  # as a commit does
+        await handle(worker, event)
+        await asyncio.wait_for(model.asked.wait(), 10)
+        assert (written(worker), event.acks) == (0, 0)
+    await worker._in_flight.settle()
+    assert (written(worker), event.acks) == (2 * MAX_BATCH_ROWS, 1)
 
 
 async def test_commits_go_on_while_the_model_does_not_answer(worker: ScoringWorker, model: Gate) -> None:
     model.is_down = True
     event = make_event(0, MAX_BATCH_ROWS)
-    waiting = asyncio.ensure_future(handle(worker, event))
-    await asyncio.sleep(0.05)
-    assert not waiting.done()
+    await handle(worker, event)
     async with asyncio.timeout(5), worker._lock:  # as a commit does
         assert written(worker) == 0
     model.is_down = False
-    await asyncio.wait_for(waiting, 5)
+    await asyncio.wait_for(worker._in_flight.settle(), 5)
     assert written(worker) == MAX_BATCH_ROWS
     assert event.acks == 1
 
@@ -219,17 +282,16 @@ async def test_a_model_that_stays_away_holds_no_rebalance_up_and_writes_no_part_
 
     model.infer = answer_once  # type: ignore[method-assign]  # the first part is scored, the second is not
     event, later = make_event(0, MAX_BATCH_ROWS + 1), make_event(MAX_BATCH_ROWS + 1, 1)
-    waiting = asyncio.ensure_future(handle(worker, event))
+    await handle(worker, event)
     await asyncio.wait_for(model.asked.wait(), 5)
     assert await asyncio.wait_for(worker._release({(TRIPS.topic, 0)}, False), 5)
-    await waiting
     await handle(worker, later)  # it must not overtake what was left out
     assert written(worker) == 0
     assert (event.acks, later.acks) == (0, 0)
     model.infer = model.inner.infer  # type: ignore[method-assign]  # Triton is back
     await worker._begin()
     again = make_event(0, MAX_BATCH_ROWS + 1)
-    await handle(worker, again)
+    await score_all(worker, again)
     assert written(worker) == MAX_BATCH_ROWS + 1
     assert again.acks == 1
 
@@ -303,7 +365,7 @@ async def test_a_dead_letter_is_the_record_that_came_and_says_why(worker: Scorin
 
 
 async def test_a_chunk_of_several_batches_tells_all_its_scores(worker: ScoringWorker) -> None:
-    await handle(worker, make_event(0, MAX_BATCH_ROWS + 3))
+    await score_all(worker, make_event(0, MAX_BATCH_ROWS + 3))
     lineage: Any = worker._lineage
     assert [done["scores"] for done in lineage.done] == [MAX_BATCH_ROWS + 3]
 

@@ -45,6 +45,8 @@ def test_a_spec_pins_each_view_once_and_knows_by_which_column_to_look_it_up():
         ({"hold_for": "0s"}, r"`hold_for` is 0s, expected more than 0 and at most 1m"),
         ({"hold_for": "61s"}, r"`hold_for` is 61s, expected more than 0 and at most 1m"),
         ({"hold_for": "long"}, r"`hold_for` is 'long', expected a duration"),
+        ({"freshness": "0s"}, r"`freshness` is 0s, expected more than 0 and at most 30s"),
+        ({"freshness": "31s"}, r"`freshness` is 31s, expected more than 0 and at most 30s"),
         ({"on_incomplete": "guess"}, r"`on_incomplete` is 'guess', expected one of \('score', 'reject'\)"),
         ({"max_age": "0s"}, r"`max_age` is 0s, expected more than 0; leave it out for no limit"),
         ({"inputs": ()}, r"`inputs` is empty, expected at least one"),
