@@ -493,6 +493,25 @@ async def test_what_is_masked_is_decided_on_as_it_is_and_told_nowhere(caplog: py
     assert "1.75" not in caplog.text
 
 
+async def test_the_stalest_rows_are_shed_and_the_others_are_the_model_s():
+    rules = (Rule("true", {"probability": 0.125}),)
+    ladder = Ladder(waived=("cache", "light_model"), rules=rules, shed_after="2s")
+    model = FakeModel()
+    ages_us = [2_000_000, 1_999_999, 60_000_000, 0, None, -5_000_000]
+    rows = [
+        {"distance": 100.0 * at, "broker_time": None if age_us is None else NOW_US - age_us}
+        for at, age_us in enumerate(ages_us)
+    ]
+
+    scored = await make_scorer(spec=make_spec(ladder=ladder), model=model).score(make_triggers(*rows), now_us=NOW_US)
+
+    by = ["rules", "model", "rules", "model", "model", "model"]
+    assert scored.scores["served_by"].to_pylist() == by, "also a row that does not know its age, or is from the future"
+    assert scored.fallen == {("overload", "rules"): 2}
+    (asked,) = model.batches
+    assert asked[:, 0].tolist() == [100, 300, 400, 500]
+
+
 async def test_a_model_that_fails_once_is_tried_again(caplog: pytest.LogCaptureFixture):
     model = FakeModel(failures=[InferenceUnavailableError("gone")])
     scorer = make_scorer(model=model)
