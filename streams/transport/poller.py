@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 _POLL_S = 0.02
 _MAX_ROWS = 20_000
 _REBALANCE_POLL_S = 0.005
+_PAUSE_AFTER_S = 0.5
+_FULL_POLL_S = 0.005
 T = TypeVar("T")
 
 
@@ -70,6 +72,7 @@ class PollThread:
         self._thread = threading.Thread(target=self._run, name="kafka-poll", daemon=True)
         self._assignment: set[tuple[str, int]] = set()
         self._flowing: set[tuple[str, int]] = set()
+        self._full_since_s: float | None = None
         self.is_held_back = False
         self._held_back_s = 0.0
         self._held_back_since_s = 0.0
@@ -145,6 +148,9 @@ class PollThread:
         try:
             while not self._stopping.is_set():
                 self._serve_calls(consumer)
+                if self._is_full():
+                    self._stopping.wait(_FULL_POLL_S)
+                    continue
                 self._hold_back(consumer)
                 generation = self.generation
                 messages = consumer.consume(1, _POLL_S)
@@ -174,6 +180,21 @@ class PollThread:
                 future.set_result(function(consumer))
             except Exception as exc:
                 future.set_exception(exc)
+
+    def _is_full(self) -> bool:
+        """Tell whether to take nothing for a moment, and leave what comes in librdkafka's own bounded queue.
+
+        A pause throws away what is in that queue, and it takes a resumed partition tenths of a second to flow again: an
+        application that is only slower than the broker would stop and go. So it is paused only after
+        ``_PAUSE_AFTER_S``, for which the group can do without a poll.
+        """
+        if self.is_held_back or not self._flowing or not self._application.is_over_budget():
+            self._full_since_s = None
+            return False
+        now_s = time.monotonic()
+        if self._full_since_s is None:
+            self._full_since_s = now_s
+        return now_s - self._full_since_s < _PAUSE_AFTER_S
 
     def _hold_back(self, consumer: confluent_kafka.Consumer) -> None:
         is_over = self._application.is_over_budget()

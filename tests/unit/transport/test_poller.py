@@ -87,9 +87,30 @@ def test_a_seek_of_an_assignment_that_is_over_does_nothing(poller: PollThread, k
     assert [call for call in kafka.calls if call[0] == "seek"] == [("seek", (*P0, 5))]
 
 
-def test_rows_pause_over_the_budget_and_go_on_below_it(
-    poller: PollThread, kafka: FakeKafkaConsumer, application: FakeApplication
+def test_a_moment_over_the_budget_takes_nothing_and_pauses_nothing(
+    poller: PollThread, kafka: FakeKafkaConsumer, application: FakeApplication, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(poller_module, "_PAUSE_AFTER_S", 3_600)
+    assign(kafka, P0)
+    poller.seek({P0: 0}, generation=1).result(TIMEOUT_S)
+    del kafka.calls[:]
+    application.is_over = True
+    for _ in range(2):
+        poller.call(lambda _: None).result(TIMEOUT_S)
+    kafka.script.append(messages(P0, 0, 1))
+    for _ in range(2):
+        poller.call(lambda _: None).result(TIMEOUT_S)
+    assert (application.delivered, kafka.calls, len(kafka.script)) == ([], [], 1)
+    application.is_over = False
+    until(application, lambda: bool(application.delivered))
+    assert [batch.offsets.tolist() for batch, _ in application.delivered] == [[0, 1]]
+    assert kafka.calls == []
+
+
+def test_rows_pause_over_the_budget_and_go_on_below_it(
+    poller: PollThread, kafka: FakeKafkaConsumer, application: FakeApplication, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(poller_module, "_PAUSE_AFTER_S", 0)
     assign(kafka, P0)
     poller.seek({P0: 0}, generation=1).result(TIMEOUT_S)
     del kafka.calls[:]
@@ -106,8 +127,9 @@ def test_rows_pause_over_the_budget_and_go_on_below_it(
 
 
 def test_partitions_that_come_while_held_back_stay_paused_until_there_is_room(
-    poller: PollThread, kafka: FakeKafkaConsumer, application: FakeApplication
+    poller: PollThread, kafka: FakeKafkaConsumer, application: FakeApplication, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(poller_module, "_PAUSE_AFTER_S", 0)
     assign(kafka, P0)
     poller.seek({P0: 0}, generation=1).result(TIMEOUT_S)
     application.is_over = True
